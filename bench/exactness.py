@@ -20,7 +20,7 @@ import torch
 from antiphon.engine.builder import build_core_from_model
 from antiphon.engine.forward.interface import SequenceInput
 from antiphon.engine.forward.varlen import VarlenForward
-from antiphon.engine.hardware import physical_cores
+from antiphon.engine.host.hardware import physical_cores
 from antiphon.engine.load.loader import load_model
 from antiphon.engine.options import EngineOptions, Quantization
 from antiphon.engine.protocol import Job, Sampling

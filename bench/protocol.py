@@ -21,7 +21,7 @@ import uvloop
 
 from antiphon.app.requests.responses import request as responses
 from antiphon.app.turn_types.event_log import EventLog
-from antiphon.app.turns.output_processor import OutputProcessor
+from antiphon.app.turns.output.output_processor import OutputProcessor
 from antiphon.app.turns.prompts.prompt_token_cache import PromptTokenCache
 from antiphon.engine.protocol import Chunk, Job
 from antiphon.events import sse

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from antiphon.app.requests.responses import request as responses
-from antiphon.harmony.detect import bytes_format
+from antiphon.harmony.detection.detect import bytes_format
 from bench import scripted_server
 from tests.serving import scripted_registry
 

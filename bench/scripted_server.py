@@ -32,10 +32,10 @@ from antiphon.app.store.factory import open_store
 from antiphon.engine.protocol import EngineInfo
 from antiphon.engine.scripted.engine import ScriptedEngine
 from antiphon.engine.scripted.script import ScriptedReply, ScriptStep
-from antiphon.harmony.detect import _ADDED_TOKENS, _CHATML, _SPECIAL_TOKENS
+from antiphon.harmony.detection.detect import _ADDED_TOKENS, _CHATML, _SPECIAL_TOKENS
+from antiphon.harmony.detection.template_format import TemplateFormat
 from antiphon.harmony.dialects.hermes import HERMES
-from antiphon.harmony.prompt.jinja import ChatTemplate
-from antiphon.harmony.template_format import TemplateFormat
+from antiphon.harmony.prompt.templates.jinja import ChatTemplate
 from antiphon.harmony.tokens.vocabulary import ByteVocabulary
 from bench.stream_client import StreamClient, WebSocketClient, read_to_end
 

@@ -13,10 +13,10 @@ from antiphon.engine.checkpoint.files import Checkpoint
 from antiphon.engine.errors import LoadError
 from antiphon.engine.fallbacks import Fallback, collect_fallbacks
 from antiphon.engine.forward.varlen import VarlenForward
-from antiphon.engine.hardware import cpu_features, physical_cores
+from antiphon.engine.host.hardware import cpu_features, physical_cores
+from antiphon.engine.host.malloc_tuning import map_large_blocks, return_freed_memory
 from antiphon.engine.load.decoded_checkpoint import keeps_stored_form
 from antiphon.engine.load.loader import engine_info, load_model
-from antiphon.engine.malloc_tuning import map_large_blocks, return_freed_memory
 from antiphon.engine.media.factories import create_image_scheduler, describe_images
 from antiphon.engine.model_build.stages import ModelBuild, run_stages
 from antiphon.engine.model_build.threads import adapt_threads

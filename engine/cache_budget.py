@@ -11,7 +11,7 @@ from antiphon.engine.fallbacks import report_fallback
 from antiphon.engine.forward.interface import ForwardPass
 from antiphon.engine.forward.sequential import SequentialForward
 from antiphon.engine.forward.varlen import VarlenForward
-from antiphon.engine.hardware import free_memory
+from antiphon.engine.host.hardware import free_memory
 from antiphon.engine.options import EngineOptions
 
 log = logging.getLogger(__name__)

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import cast
 
 from antiphon.app.store.store import ResponseStore
-from antiphon.app.store.write_ops import StoreChange
-from antiphon.app.store.writer_lease import HeartbeatWatch
+from antiphon.app.store.writing.write_ops import StoreChange
+from antiphon.app.store.writing.writer_lease import HeartbeatWatch
 from antiphon.app.turn_types.event_log import EventLog
 
 

@@ -27,7 +27,7 @@ from antiphon.app.turn_types.access_record import AccessRecord
 from antiphon.app.turns.timeouts import TurnTimeouts
 from antiphon.engine.protocol import EngineInfo
 from antiphon.engine.scripted.engine import ScriptedEngine, load_script, parse_script
-from antiphon.harmony.detect import bytes_format
+from antiphon.harmony.detection.detect import bytes_format
 from antiphon.harmony.format import ModelFormat
 from tests.progress import wait_with_progress
 from tests.server_runtime import prepare_process

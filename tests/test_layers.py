@@ -111,7 +111,7 @@ WITHOUT_TORCH = (
     "antiphon.engine.embeddings.core",
     "antiphon.engine.embeddings.repository",
     "antiphon.engine.embeddings.worker",
-    "antiphon.engine.malloc_tuning",
+    "antiphon.engine.host.malloc_tuning",
     "antiphon.engine.options",
     "antiphon.engine.process.client",
     "antiphon.engine.remote.engine",

@@ -57,7 +57,7 @@ BUILT_PATTERNS: dict[str, tuple[re.Pattern[str] | re.Pattern[bytes], ...]] = {
 """Expressions that are built while the program runs, by their place, with examples of them."""
 FOREIGN_PATTERNS = {
     "harmony.patterns:_has_one_length": "one part of a repository's pattern, matched with one character",
-    "harmony.response_template:compiled": "a repository's pattern, used if `find_complex_part` finds nothing",
+    "harmony.detection.response_template:compiled": "a repository's pattern, used if `find_complex_part` finds nothing",
     "kit.conformance.expectations:_check_calls": "a pattern of a suite, checked by `test_patterns_of_suites_take_linear_time`",
     "kit.conformance.expectations:_check_text": "a pattern of a suite, checked by `test_patterns_of_suites_take_linear_time`",
 }

@@ -40,8 +40,8 @@ from antiphon.engine.process.client import ProcessEngine
 from antiphon.engine.process.spawn import SpawnWorker
 from antiphon.engine.process.timeouts import WorkerTimeouts
 from antiphon.engine.protocol import Engine, EngineInfo
-from antiphon.harmony import detect
-from antiphon.harmony.detect import LoadedFormat, UnusableTemplateError
+from antiphon.harmony.detection import detect
+from antiphon.harmony.detection.detect import LoadedFormat, UnusableTemplateError
 
 EMBEDDED_MODEL_NAME = "antiphon"
 """Served name of the embedded model."""

@@ -167,7 +167,7 @@ def list_dialects() -> None:
     from rich.markup import escape  # noqa: PLC0415
     from rich.table import Table  # noqa: PLC0415
 
-    from antiphon.harmony.detect import dialect_table  # noqa: PLC0415
+    from antiphon.harmony.detection.detect import dialect_table  # noqa: PLC0415
 
     screen = Console(highlight=False)
     table = Table(box=None, pad_edge=False, header_style="bold")

@@ -7,7 +7,7 @@ small requests later. And glibc keeps freed memory for later allocations. After 
 import asyncio
 import gc
 
-from antiphon.engine.malloc_tuning import return_freed_memory
+from antiphon.engine.host.malloc_tuning import return_freed_memory
 
 LARGE_BODY_BYTES = 1 << 20
 """Size of a body after which memory is released. Smaller requests are most of them, and cost little."""

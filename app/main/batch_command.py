@@ -45,7 +45,7 @@ from antiphon.app.turn_types.ids import new_id
 from antiphon.engine.process.spawn import SpawnWorker
 from antiphon.engine.protocol import EngineError
 from antiphon.engine.scripted.engine import ScriptError
-from antiphon.harmony.detect import DialectError
+from antiphon.harmony.detection.detect import DialectError
 from antiphon.kit.terminal_text import show_line
 
 FINISH_POLL_INTERVAL_S = 0.1

@@ -34,11 +34,11 @@ from antiphon.app.tools.hosted_options import ToolOptionError, check_tool_option
 from antiphon.app.tracing.options import TraceOptionError
 from antiphon.app.turn_types.encryption import KeyFileError
 from antiphon.console.runtime_file import RuntimeInfo, delete_runtime_file, write_runtime_file
-from antiphon.engine.malloc_tuning import keep_large_blocks_mapped
+from antiphon.engine.host.malloc_tuning import keep_large_blocks_mapped
 from antiphon.engine.process.spawn import SpawnWorker
 from antiphon.engine.protocol import EngineError
 from antiphon.engine.scripted.engine import ScriptError
-from antiphon.harmony.detect import DialectError
+from antiphon.harmony.detection.detect import DialectError
 
 START_ERRORS = (
     *(EngineError, ScriptError, DialectError, StoreError),

@@ -4,7 +4,7 @@ from antiphon.engine.remote.images.pictures import ImageProbe
 from antiphon.events.inputs import InputImage, InputMessage, InputText
 from antiphon.harmony.format import ModelFormat, PromptInput
 from antiphon.harmony.image_tokens import ImageForm, PromptImage
-from antiphon.harmony.prompt.template_renderer import PROBE_TIME
+from antiphon.harmony.prompt.templates.template_renderer import PROBE_TIME
 from antiphon.harmony.rendered_prompt import RenderedPrompt, RenderError
 
 _PROBE_IMAGE = InputImage(image_url="probe:")

@@ -23,8 +23,8 @@ from antiphon.engine.remote.engine import RemoteEngine
 from antiphon.engine.remote.model_files import describe_model
 from antiphon.engine.remote.options import RemoteOptions, RemoteTimeouts
 from antiphon.engine.remote.transport.endpoint import RemoteEndpoint, parse_endpoint
-from antiphon.harmony import detect
-from antiphon.harmony.detect import LoadedFormat
+from antiphon.harmony.detection import detect
+from antiphon.harmony.detection.detect import LoadedFormat
 from antiphon.harmony.grammar import build_probe_grammar, relax_whitespace
 
 MAX_SOCKET_FOLDER_BYTES = 64

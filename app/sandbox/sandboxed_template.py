@@ -1,8 +1,8 @@
 """Chat templates of requests, compiled and rendered in a process of their own.
 
-A template is a program of the client. The sandbox of `harmony.prompt.jinja` limits what it may call and how large its
-values get, but not each of its operations: one may hold the interpreter, or take gigabytes. In a process of its own,
-its limits of CPU time and memory end it.
+A template is a program of the client. The sandbox of `harmony.prompt.templates.jinja` limits what it may call and how
+large its values get, but not each of its operations: one may hold the interpreter, or take gigabytes. In a process of
+its own, its limits of CPU time and memory end it.
 """
 
 import atexit
@@ -19,8 +19,8 @@ import msgspec
 
 from antiphon.app.sandbox.messages import SANDBOX_CPU_LIMIT_S, RenderReply, RenderRequest
 from antiphon.app.sandbox.sandbox_process import SandboxProcess
-from antiphon.harmony.prompt import template_limits
-from antiphon.harmony.prompt.jinja import RefusedError
+from antiphon.harmony.prompt.templates import template_limits
+from antiphon.harmony.prompt.templates.jinja import RefusedError
 from antiphon.harmony.rendered_prompt import RenderError
 
 PARAM = "chat_template"

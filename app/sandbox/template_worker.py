@@ -7,7 +7,7 @@ import msgspec
 
 from antiphon.app.sandbox.messages import RenderReply, RenderRequest, WorkerLimits
 from antiphon.app.sandbox.worker import Answer, run_worker
-from antiphon.harmony.prompt.jinja import ChatTemplate, RefusedError
+from antiphon.harmony.prompt.templates.jinja import ChatTemplate, RefusedError
 from antiphon.harmony.rendered_prompt import RenderError
 
 MAX_TEMPLATES = 16

@@ -16,8 +16,8 @@ from antiphon.engine.errors import LoadError
 from antiphon.engine.protocol import Engine, EngineInfo
 from antiphon.engine.scripted.engine import DEFAULT_INFO, ScriptedEngine, load_script
 from antiphon.engine.scripted.script import Recording, load_recording
-from antiphon.harmony import detect
-from antiphon.harmony.detect import LoadedFormat
+from antiphon.harmony.detection import detect
+from antiphon.harmony.detection.detect import LoadedFormat
 
 EMBEDDED_TOKENIZER = "embedded"
 """Name of the embedded model's tokenizer in a recording: its folder differs between installations."""

@@ -4,7 +4,7 @@ from antiphon.app.options.settings import Settings
 from antiphon.app.store.base import StoreError
 from antiphon.app.store.sqlite.store import MemoryStore, SqliteStore
 from antiphon.app.store.store import ResponseStore
-from antiphon.app.store.write_ops import StoreTimings
+from antiphon.app.store.writing.write_ops import StoreTimings
 from antiphon.app.turn_types.encryption import open_sealer
 
 DAY_SECONDS = 86_400

@@ -25,10 +25,10 @@ from antiphon.app.store.database import Database
 from antiphon.app.store.history.bounded_read import read_in_thread
 from antiphon.app.store.history.claimed_responses import ClaimedResponses
 from antiphon.app.store.history.reads import HistoryReads
-from antiphon.app.store.outage import is_overdue
-from antiphon.app.store.tracked_logs import StoreDebug, TrackedLogs
-from antiphon.app.store.write_ops import NOT_WRITABLE, AppendEvents, OpQueue, StoreChange, StoreTimings
-from antiphon.app.store.writer import StoreWriter
+from antiphon.app.store.writing.outage import is_overdue
+from antiphon.app.store.writing.tracked_logs import StoreDebug, TrackedLogs
+from antiphon.app.store.writing.write_ops import NOT_WRITABLE, AppendEvents, OpQueue, StoreChange, StoreTimings
+from antiphon.app.store.writing.writer import StoreWriter
 from antiphon.app.turn_types.blob_urls import NO_BLOBS, BlobContents
 from antiphon.app.turn_types.event_log import EventLog, is_terminal
 from antiphon.events.inputs import AnyInput

@@ -31,7 +31,7 @@ from antiphon.app.turns.continuation.replay import ProcessorRebuild
 from antiphon.app.turns.continuation.stored_turn import ContinuableTurn
 from antiphon.app.turns.jobs import build_job
 from antiphon.app.turns.media.resolver import MediaResolver
-from antiphon.app.turns.output_processor import OutputProcessor
+from antiphon.app.turns.output.output_processor import OutputProcessor
 from antiphon.app.turns.prompts.preparation import Choice, TurnPreparer
 from antiphon.app.turns.prompts.prompt_renderer import PromptRenderer
 from antiphon.app.turns.rounds import RoundPlanner

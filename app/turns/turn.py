@@ -22,7 +22,7 @@ from antiphon.app.turn_types.event_log import EventLog
 from antiphon.app.turns.compaction import STAGE_INTERVAL_S, CompactedTurn, CompactionJob
 from antiphon.app.turns.jobs import end_task, wait_for_engine
 from antiphon.app.turns.media.resolver import NO_MEDIA
-from antiphon.app.turns.output_processor import OutputProcessor
+from antiphon.app.turns.output.output_processor import OutputProcessor
 from antiphon.app.turns.prompts.prompt_renderer import EmptySummaryError
 from antiphon.app.turns.rounds import RoundPlanner
 from antiphon.app.turns.timeouts import TurnTimeouts

@@ -18,7 +18,7 @@ from antiphon.app.tracing.tracer import Tracer
 from antiphon.app.turn_types.event_log import EventLog
 from antiphon.app.turn_types.tracing.turn_trace import TurnDescription, TurnTrace
 from antiphon.app.turn_types.turn_stats import TurnOrigin, TurnStats
-from antiphon.app.turns.output_processor import OutputProcessor
+from antiphon.app.turns.output.output_processor import OutputProcessor
 from antiphon.app.turns.prompts.cache_diagnostics import list_settings
 from antiphon.app.turns.prompts.prompt_token_cache import FinishedTurn
 from antiphon.engine.protocol import Job

@@ -15,7 +15,7 @@ from antiphon.engine.adapters.peft_files import MAX_WEIGHTS_BYTES, AdapterFiles,
 from antiphon.engine.errors import LoadError
 from antiphon.engine.fallbacks import report_fallback
 from antiphon.engine.forward.adapter_weights import LoadedAdapter
-from antiphon.engine.hardware import free_memory
+from antiphon.engine.host.hardware import free_memory
 from antiphon.engine.options import LoraModule
 from antiphon.engine.protocol import EngineError
 

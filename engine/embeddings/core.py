@@ -40,7 +40,7 @@ class _OpenJob:
 
 
 class EncoderCore:
-    """Implements `engine.process.worker.EngineCore`."""
+    """Implements `engine.process.child.worker.EngineCore`."""
 
     def __init__(
         self,

@@ -39,8 +39,8 @@ def _build_core(folder: Path, options: EngineOptions, kind: EncoderKind) -> Enco
         import torch  # noqa: PLC0415  # an extra, which takes seconds to import
 
         from antiphon.engine.embeddings.model import load_encoder  # noqa: PLC0415
-        from antiphon.engine.hardware import physical_cores  # noqa: PLC0415
-        from antiphon.engine.thread_governor import ThreadGovernor  # noqa: PLC0415
+        from antiphon.engine.host.hardware import physical_cores  # noqa: PLC0415
+        from antiphon.engine.host.thread_governor import ThreadGovernor  # noqa: PLC0415
     except ImportError as error:
         remedy = "install torch and transformers, or use `make serve`"
         raise LoadError(f"the torch engine is not installed ({error}): {remedy}") from None

@@ -23,7 +23,7 @@ from antiphon.engine.checkpoint.generation_settings import (
 from antiphon.engine.checkpoint.quantized.support import DECODED_METHODS
 from antiphon.engine.errors import LoadError, is_out_of_memory, one_line
 from antiphon.engine.fallbacks import report_fallback
-from antiphon.engine.hardware import free_memory
+from antiphon.engine.host.hardware import free_memory
 from antiphon.engine.load.architectures import LOAD_OPTIONS, check_quantization_method, choose_model_class, load_config
 from antiphon.engine.load.decoded_checkpoint import load_decoded, load_gguf
 from antiphon.engine.load.experts.mxfp4_checkpoint import keeps_mxfp4_experts, load_mxfp4_model

@@ -6,8 +6,8 @@ from contextlib import contextmanager
 import torch
 from transformers import PreTrainedModel
 
+from antiphon.engine.host.thread_governor import ThreadGovernor
 from antiphon.engine.options import EngineOptions
-from antiphon.engine.thread_governor import ThreadGovernor
 
 
 def adapt_threads(model: PreTrainedModel, options: EngineOptions) -> Callable[[], None]:

@@ -14,10 +14,10 @@ from transformers import PreTrainedModel
 
 from antiphon.engine.errors import one_line
 from antiphon.engine.fallbacks import report_fallback
+from antiphon.engine.host.malloc_tuning import return_freed_memory
 from antiphon.engine.kernels.bindings import Kernels
 from antiphon.engine.kernels.weight_rows import WeightRows
 from antiphon.engine.load.mmap_weights import MmapLinear, QuantizedMmapWeight, join_rows
-from antiphon.engine.malloc_tuning import return_freed_memory
 from antiphon.engine.optimize.experts.pack import pack_mixture, report_progress
 from antiphon.engine.optimize.linears import (
     CompiledLinear,

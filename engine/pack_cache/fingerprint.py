@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import transformers
 
-from antiphon.engine.hardware import cpu_features
+from antiphon.engine.host.hardware import cpu_features
 from antiphon.engine.options import EngineOptions
 
 LAYOUT_VERSION = 2

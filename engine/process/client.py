@@ -36,7 +36,7 @@ from antiphon.engine.protocol import EngineInfo, EngineStats, Fault, Job, MediaS
 
 log = logging.getLogger(__name__)
 
-DEFAULT_CORE_FACTORY = "antiphon.engine.process.worker:build_torch_core"
+DEFAULT_CORE_FACTORY = "antiphon.engine.process.child.worker:build_torch_core"
 
 
 class ProcessEngine:

@@ -17,7 +17,7 @@ from antiphon.engine.process.output import forward_output
 
 BOOTSTRAP = """
 import sys
-from antiphon.engine.process.worker import run_worker
+from antiphon.engine.process.child.worker import run_worker
 run_worker(int(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:])
 """
 """Code that the worker runs. `-P` keeps the current folder off `sys.path`, so that the worker imports the same code
@@ -71,7 +71,7 @@ def worker_environment(parent: Mapping[str, str]) -> dict[str, str]:
 
 
 class WorkerProcess:
-    """Runs `engine.process.worker` in a new process that inherits only `worker_end`, one end of a socket pair.
+    """Runs `engine.process.child.worker` in a new process that inherits only `worker_end`, one end of a socket pair.
 
     What it prints is forwarded to this process's log (`antiphon.engine.process.output`).
 

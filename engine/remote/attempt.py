@@ -21,7 +21,7 @@ from antiphon.engine.remote.faults import (
 )
 from antiphon.engine.remote.grammars.continuation_mask import GrammarMode, mask_next_token
 from antiphon.engine.remote.grammars.follower import PreparedGrammar
-from antiphon.engine.remote.handshake import ServerProfile
+from antiphon.engine.remote.handshakes.handshake import ServerProfile
 from antiphon.engine.remote.job_stream import JobStream, StreamStart
 from antiphon.engine.remote.options import RemoteSetup
 from antiphon.engine.remote.remote_job import (

@@ -13,7 +13,7 @@ import msgspec
 from antiphon.engine.protocol import CANCELLED_WHILE_WAITING, Chunk, EngineError, EngineInfo, Fault, Job, OnChunk
 from antiphon.engine.remote.backend_apis.base import BackendApi
 from antiphon.engine.remote.faults import FailedAttempt
-from antiphon.engine.remote.handshake import ServerProfile
+from antiphon.engine.remote.handshakes.handshake import ServerProfile
 from antiphon.engine.remote.images.pictures import RemotePicture, check_soft_tokens
 from antiphon.engine.remote.options import RemoteOptions, RemoteTimeouts
 from antiphon.engine.remote.vocabulary import Vocabulary

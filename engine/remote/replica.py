@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import msgspec
 
-from antiphon.engine.remote.handshake import Handshake, ServerProfile
+from antiphon.engine.remote.handshakes.handshake import Handshake, ServerProfile
+from antiphon.engine.remote.handshakes.queries import HandshakeError
 from antiphon.engine.remote.options import RemoteSetup
-from antiphon.engine.remote.queries import HandshakeError
 from antiphon.engine.remote.transport.connection import RemoteConnectionError
 from antiphon.engine.remote.transport.endpoint import RemoteEndpoint
 from antiphon.engine.remote.transport.http_client import HttpClient

@@ -1,6 +1,6 @@
 """The synchronous core of the engine: takes jobs, runs one step at a time, returns chunks. No threads, no asyncio.
 
-The driver (`antiphon.engine.process.worker`) calls `Core.add`, `Core.cancel` and, while
+The driver (`antiphon.engine.process.child.worker`) calls `Core.add`, `Core.cancel` and, while
 `Core.has_work`, `Core.step`, all from one thread. A step schedules, runs the model once, and samples from
 the logits.
 """

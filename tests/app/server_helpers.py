@@ -10,7 +10,7 @@ from antiphon.engine.options import EngineOptions
 from antiphon.engine.process.client import ProcessEngine
 from antiphon.engine.process.spawn import SpawnWorker, WorkerProcess
 from antiphon.engine.process.timeouts import WorkerTimeouts
-from antiphon.harmony.detect import bytes_format
+from antiphon.harmony.detection.detect import bytes_format
 
 FAKE_CORE_FACTORY = "tests.engine.fake_core:build_fake_core"
 WORKER_TIMEOUTS = WorkerTimeouts(step_timeout=2.0, min_restart_delay=0.01, max_restart_delay=0.5)

@@ -19,8 +19,8 @@ from transformers import AutoModelForCausalLM
 from antiphon.app.registry.model_registry import ModelRegistry, ServedModel
 from antiphon.engine.options import EngineOptions
 from antiphon.engine.process.client import ProcessEngine
-from antiphon.harmony import detect
-from antiphon.harmony.detect import DIALECTS
+from antiphon.harmony.detection import detect
+from antiphon.harmony.detection.detect import DIALECTS
 from antiphon.harmony.dialect import Dialect
 from tests.clients.sdk_helpers import post
 from tests.counts import FULL_COUNTS

@@ -11,7 +11,7 @@ from antiphon.app.registry.model_registry import ModelRegistry, ServedModel
 from antiphon.engine.embedded import MODEL_DIR
 from antiphon.engine.protocol import EngineInfo
 from antiphon.engine.scripted.engine import ScriptedEngine, parse_script
-from antiphon.harmony import detect
+from antiphon.harmony.detection import detect
 from tests.conftest import StartServer
 from tests.progress import HANG_TIMEOUT_S
 

@@ -7,7 +7,7 @@ from typing import Any
 import openai
 import pytest
 
-from antiphon.harmony.detect import bytes_format
+from antiphon.harmony.detection.detect import bytes_format
 from tests.clients.sdk_helpers import open_sdk, post
 from tests.conftest import StartServer
 from tests.serving import scripted_registry, serve

@@ -11,7 +11,7 @@ from antiphon.app.registry.model_registry import ModelRegistry, ServedModel
 from antiphon.engine.embedded import MODEL_DIR
 from antiphon.engine.options import EngineOptions
 from antiphon.engine.process.client import ProcessEngine
-from antiphon.harmony.detect import load_format
+from antiphon.harmony.detection.detect import load_format
 from tests.clients.sdk_helpers import open_sdk, post
 from tests.engine.threaded_engine import ThreadWorker
 from tests.serving import RunningServer, scripted_registry, serve

@@ -69,7 +69,7 @@ def test_conversation_without_its_items_is_not_created(server: RunningServer, mo
         raise OSError("disk full")
 
     with monkeypatch.context() as patch:
-        patch.setattr("antiphon.app.store.writer.MAX_TRIES", 1)
+        patch.setattr("antiphon.app.store.writing.writer.MAX_TRIES", 1)
         patch.setattr(ConversationTables, "add_items", note_and_fail)
         assert httpx.post(f"{server.url}/conversations", json={"items": [ITEM]}).status_code == 503
     assert httpx.get(f"{server.url}/conversations/{ids[0]}").status_code == 404

@@ -14,7 +14,7 @@ from antiphon.app.registry.model_registry import ModelRegistry, ServedModel
 from antiphon.engine.embedded import MODEL_DIR
 from antiphon.engine.protocol import EngineInfo
 from antiphon.engine.scripted.engine import ScriptedEngine, parse_script
-from antiphon.harmony.detect import load_format
+from antiphon.harmony.detection.detect import load_format
 from tests.clients.python_install import install_python_clients, run_program
 from tests.clients.sdk_helpers import parse_events, wait_until
 from tests.progress import HANG_TIMEOUT_S

@@ -9,7 +9,7 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from antiphon import __version__
-from antiphon.harmony.detect import bytes_format
+from antiphon.harmony.detection.detect import bytes_format
 from antiphon.harmony.tokens.vocabulary import TokenizerVocabulary
 from tests.clients.sdk_helpers import get, post, wait_until
 from tests.conftest import StartServer

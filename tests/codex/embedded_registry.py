@@ -11,7 +11,7 @@ from antiphon.engine.embedded import MODEL_DIR
 from antiphon.engine.options import EngineOptions
 from antiphon.engine.process.client import ProcessEngine
 from antiphon.engine.protocol import Engine
-from antiphon.harmony import detect
+from antiphon.harmony.detection import detect
 from antiphon.harmony.format import ModelFormat
 from tests.engine.threaded_engine import ThreadWorker
 from tests.serving import RunningServer, serve

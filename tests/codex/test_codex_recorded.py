@@ -10,8 +10,8 @@ from antiphon.engine.embedded import MODEL_DIR
 from antiphon.engine.options import EngineOptions
 from antiphon.engine.process.client import ProcessEngine
 from antiphon.engine.protocol import Engine
-from antiphon.harmony import detect
-from antiphon.harmony.detect import LoadedFormat
+from antiphon.harmony.detection import detect
+from antiphon.harmony.detection.detect import LoadedFormat
 from tests.codex.codex_process import API_KEY, CodexCli, CodexRun
 from tests.codex.embedded_registry import needs_weights
 from tests.codex.recorder import TrafficRecorder

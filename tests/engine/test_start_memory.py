@@ -16,7 +16,7 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 from antiphon.engine.builder import build_core_from_model
 from antiphon.engine.options import EngineOptions
-from antiphon.engine.process.worker import gc_paused
+from antiphon.engine.process.child.worker import gc_paused
 
 def resident_mib():
     lines = Path("/proc/self/status").read_text().splitlines()

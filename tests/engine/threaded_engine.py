@@ -11,10 +11,10 @@ import threading
 from collections.abc import Callable
 
 from antiphon.engine.options import EngineOptions
+from antiphon.engine.process.child.parent_connection import ParentConnection
+from antiphon.engine.process.child.worker import EngineCore, load_core, serve_parent
 from antiphon.engine.process.client import ProcessEngine
 from antiphon.engine.process.messages import StartCommand
-from antiphon.engine.process.parent_connection import ParentConnection
-from antiphon.engine.process.worker import EngineCore, load_core, serve_parent
 
 _LOAD_LOCK = threading.Lock()
 """Held while a core is loaded: transformers replaces functions of its modules meanwhile, for all threads. The thread of a

@@ -13,7 +13,7 @@ from antiphon.events.inputs import (
     InputMessage,
 )
 from antiphon.events.tools import FunctionTool
-from antiphon.harmony.detect import load_format
+from antiphon.harmony.detection.detect import load_format
 from antiphon.harmony.format import ModelFormat
 from antiphon.harmony.tools import ToolTable
 from tests.harmony.template_models import TEMPLATE_MODELS, TemplateModel

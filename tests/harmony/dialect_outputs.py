@@ -5,7 +5,7 @@ from typing import Any
 
 from llguidance import LLMatcher
 
-from antiphon.harmony.detect import DIALECTS
+from antiphon.harmony.detection.detect import DIALECTS
 from antiphon.harmony.format import ModelFormat
 from antiphon.harmony.rendered_prompt import RenderedPrompt
 from tests.harmony.grammar_helpers import load_llg_tokenizer

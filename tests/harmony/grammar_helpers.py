@@ -5,9 +5,9 @@ from typing import Any
 
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
+from antiphon.harmony.detection.template_format import TemplateFormat
 from antiphon.harmony.format import ModelFormat
 from antiphon.harmony.rendered_prompt import RenderedPrompt
-from antiphon.harmony.template_format import TemplateFormat
 
 
 class MatcherVocabulary:

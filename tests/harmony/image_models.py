@@ -11,7 +11,7 @@ from typing import Any
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from antiphon.events.inputs import InputImage
-from antiphon.harmony.detect import load_format
+from antiphon.harmony.detection.detect import load_format
 from antiphon.harmony.format import ModelFormat
 from antiphon.harmony.image_tokens import PromptImage
 from tests.harmony.template_models import TEMPLATES_FOLDER

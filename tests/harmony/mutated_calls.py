@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 
 from antiphon.events.tools import CustomTool, FunctionTool, LocalShellTool, PatchTool, ShellTool, ToolSearchTool
-from antiphon.harmony.detect import DIALECTS
+from antiphon.harmony.detection.detect import DIALECTS
 from antiphon.harmony.dialect import Dialect
 from antiphon.harmony.gptoss.reader import MARKERS as GPT_OSS_MARKERS
 from antiphon.harmony.tools import HostedTool, ToolTable

@@ -13,12 +13,12 @@ from typing import Any, TypeVar
 from antiphon.events.items import Logprob
 from antiphon.events.response import Response
 from antiphon.events.tools import CustomTool, FunctionTool, NamespaceTool
-from antiphon.harmony.detect import DIALECTS, bytes_format
+from antiphon.harmony.detection.detect import DIALECTS, bytes_format
+from antiphon.harmony.detection.template_format import TemplateFormat
 from antiphon.harmony.format import ModelFormat, PromptInput
 from antiphon.harmony.parsing.reader import TapeReader
-from antiphon.harmony.prompt.jinja import ChatTemplate
+from antiphon.harmony.prompt.templates.jinja import ChatTemplate
 from antiphon.harmony.rendered_prompt import RenderedPrompt
-from antiphon.harmony.template_format import TemplateFormat
 from antiphon.harmony.tokens.vocabulary import ByteVocabulary
 from antiphon.harmony.tools import ToolTable
 from antiphon.state.machine import Machine

@@ -21,8 +21,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from antiphon.harmony.detect import load_format
-from antiphon.harmony.template_format import TemplateFormat
+from antiphon.harmony.detection.detect import load_format
+from antiphon.harmony.detection.template_format import TemplateFormat
 from tests.harmony.template_models import write_model_files
 from tests.install_lock import hold_lock
 from tests.syntax import ROOT

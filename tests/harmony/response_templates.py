@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from antiphon.harmony.prompt.jinja import ChatTemplate
-from antiphon.harmony.response_template import parse_response_template
-from antiphon.harmony.template_format import TemplateFormat
+from antiphon.harmony.detection.response_template import parse_response_template
+from antiphon.harmony.detection.template_format import TemplateFormat
+from antiphon.harmony.prompt.templates.jinja import ChatTemplate
 from antiphon.harmony.tokens.vocabulary import ByteVocabulary
 
 FUNCTION_TRANSFORM = {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}}

@@ -16,15 +16,15 @@ import pytest
 
 from antiphon.events.inputs import InputMessage
 from antiphon.events.tools import CustomTool, FunctionTool, GrammarFormat
-from antiphon.harmony.detect import DIALECTS
+from antiphon.harmony.detection.detect import DIALECTS
+from antiphon.harmony.detection.template_format import TemplateFormat
 from antiphon.harmony.dialect import Dialect
 from antiphon.harmony.format import ModelFormat
 from antiphon.harmony.parsing.json_stream import Extent
 from antiphon.harmony.parsing.reader import MAX_HOLD_BACK_CHARS, MIN_HOLD_BACK_CHARS
 from antiphon.harmony.parsing.unoffered_calls import MAX_NOTES
-from antiphon.harmony.prompt.jinja import ChatTemplate
+from antiphon.harmony.prompt.templates.jinja import ChatTemplate
 from antiphon.harmony.rendered_prompt import RenderedPrompt
-from antiphon.harmony.template_format import TemplateFormat
 from antiphon.harmony.tokens.vocabulary import ByteVocabulary
 from antiphon.harmony.tools import HostedTool, ToolTable
 from antiphon.state.segments import Arguments, Call, Close, Say, Think

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from antiphon.events.tools import CustomTool, FunctionTool, GrammarFormat
-from antiphon.harmony.detect import DIALECTS
+from antiphon.harmony.detection.detect import DIALECTS
+from antiphon.harmony.detection.template_format import TemplateFormat
 from antiphon.harmony.grammar import OutputConstraint
-from antiphon.harmony.prompt.jinja import ChatTemplate
+from antiphon.harmony.prompt.templates.jinja import ChatTemplate
 from antiphon.harmony.rendered_prompt import RenderedPrompt
-from antiphon.harmony.template_format import TemplateFormat
 from antiphon.harmony.tokens.vocabulary import ByteVocabulary
 from antiphon.harmony.tools import ToolTable
 from tests.harmony import parser_helpers

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from antiphon.events.response import Response
 from antiphon.events.sse import encode_event
-from antiphon.harmony.detect import DIALECTS, NAMES
+from antiphon.harmony.detection.detect import DIALECTS, NAMES
 from antiphon.harmony.format import ModelFormat, PromptInput
 from antiphon.harmony.parsing.reader import TapeReader
 from antiphon.harmony.rendered_prompt import RenderedPrompt

@@ -4,7 +4,7 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
-from antiphon.harmony.detect import bytes_format
+from antiphon.harmony.detection.detect import bytes_format
 from antiphon.harmony.grammar import OutputConstraint
 from antiphon.harmony.passthrough import INFILL_LAYOUTS, Passthrough, RawPrompt
 from antiphon.harmony.rendered_prompt import RenderedPrompt, RenderError

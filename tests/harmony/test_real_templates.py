@@ -8,9 +8,9 @@ import pytest
 from antiphon.events.inputs import AnyInput, InputFunctionCall, InputFunctionOutput, InputMessage, InputReasoning
 from antiphon.events.items import ReasoningText
 from antiphon.events.tools import FunctionTool
+from antiphon.harmony.detection.template_format import TemplateFormat
 from antiphon.harmony.format import PromptInput
 from antiphon.harmony.rendered_prompt import RenderedPrompt
-from antiphon.harmony.template_format import TemplateFormat
 from antiphon.harmony.tools import ToolTable
 from antiphon.state.segments import Say
 from tests.harmony import parser_helpers

@@ -16,10 +16,10 @@ from antiphon.events.inputs import (
     InputReasoning,
 )
 from antiphon.events.items import ReasoningText
-from antiphon.harmony.detect import DIALECTS
+from antiphon.harmony.detection.detect import DIALECTS
+from antiphon.harmony.detection.template_format import TemplateFormat
 from antiphon.harmony.dialect import Dialect
-from antiphon.harmony.prompt.jinja import ChatTemplate
-from antiphon.harmony.template_format import TemplateFormat
+from antiphon.harmony.prompt.templates.jinja import ChatTemplate
 from antiphon.harmony.tokens.vocabulary import ByteVocabulary
 from antiphon.state.segments import Arguments, Call, Say, Segment, Think
 from tests.harmony import parser_helpers

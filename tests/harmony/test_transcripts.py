@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from antiphon.harmony.detect import DIALECTS
-from antiphon.harmony.prompt.jinja import ChatTemplate
-from antiphon.harmony.template_format import TemplateFormat
+from antiphon.harmony.detection.detect import DIALECTS
+from antiphon.harmony.detection.template_format import TemplateFormat
+from antiphon.harmony.prompt.templates.jinja import ChatTemplate
 from antiphon.harmony.tokens.detokenizer import REPLACEMENT_CHARACTER
 from tests.harmony import parser_helpers
 

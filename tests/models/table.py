@@ -16,7 +16,7 @@ from multiprocessing import get_context
 import torch
 import transformers
 
-from antiphon.engine.hardware import cpu_features
+from antiphon.engine.host.hardware import cpu_features
 from tests.models.judge import NUM_OUTPUT_TOKENS, PROMPT_LENGTHS_TOKENS, FormResult, RowResult, judge_row
 from tests.models.pictures import AS_GENERATE
 from tests.models.published import PUBLISHED_KEYS

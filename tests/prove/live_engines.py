@@ -17,7 +17,7 @@ from antiphon.engine.remote.engine import RemoteEngine
 from antiphon.engine.remote.model_files import describe_model
 from antiphon.engine.remote.options import RemoteOptions, RemoteTimeouts
 from antiphon.engine.remote.transport.endpoint import parse_endpoint
-from antiphon.harmony import detect
+from antiphon.harmony.detection import detect
 from antiphon.harmony.grammar import build_probe_grammar, relax_whitespace
 from bench.install import BENCH_DIR, ENVS_DIR, LLAMA_WHEEL_REQUIREMENT, find_script
 from bench.peers import VLLM_ENV

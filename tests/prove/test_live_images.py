@@ -17,7 +17,7 @@ from antiphon.engine.remote.model_files import describe_model
 from antiphon.engine.remote.options import RemoteOptions
 from antiphon.engine.remote.transport.endpoint import parse_endpoint
 from antiphon.events.inputs import InputImage, InputMessage, InputText
-from antiphon.harmony.detect import load_format
+from antiphon.harmony.detection.detect import load_format
 from antiphon.harmony.format import ModelFormat, PromptInput
 from antiphon.harmony.image_tokens import PromptImage
 from antiphon.harmony.rendered_prompt import RenderError

@@ -16,7 +16,7 @@ from antiphon.engine.remote.engine import RemoteEngine
 from antiphon.engine.remote.model_files import describe_model
 from antiphon.engine.remote.options import RemoteOptions
 from antiphon.engine.remote.transport.endpoint import parse_endpoint
-from antiphon.harmony.detect import load_format
+from antiphon.harmony.detection.detect import load_format
 from tests.clients.media.image_engine import KEYS, cached, image, make_registry, respond, save_random_model
 from tests.clients.media.vision_model import make_png
 from tests.progress import HANG_TIMEOUT_S

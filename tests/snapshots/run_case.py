@@ -28,7 +28,7 @@ from antiphon.app.turn_types.turn_stats import Api, TurnOrigin
 from antiphon.app.turns.capacity import TurnCapacity
 from antiphon.app.turns.manager import TurnManager
 from antiphon.app.turns.timeouts import TurnTimeouts
-from antiphon.harmony.detect import bytes_format
+from antiphon.harmony.detection.detect import bytes_format
 from antiphon.harmony.format import ModelFormat, OutputReader, PromptInput
 from antiphon.harmony.rendered_prompt import RenderedPrompt
 from antiphon.state.drafts import OutputSettings

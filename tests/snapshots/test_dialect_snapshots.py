@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from syrupy.assertion import SnapshotAssertion
 
-from antiphon.harmony.detect import DIALECTS
+from antiphon.harmony.detection.detect import DIALECTS
 from antiphon.harmony.dialect import Dialect
 from antiphon.state.segments import Segment
 from tests.counts import FULL_COUNTS

@@ -16,7 +16,7 @@ from antiphon.app.requests.chat.request import read_chat_request
 from antiphon.app.turn_types.event_log import EventLog
 from antiphon.app.turn_types.reply_form import ChatForm
 from antiphon.app.turns.timeouts import TurnTimeouts
-from antiphon.harmony.detect import DIALECTS
+from antiphon.harmony.detection.detect import DIALECTS
 from antiphon.harmony.dialect import Dialect
 from antiphon.harmony.format import ModelFormat
 from tests.counts import FULL_COUNTS

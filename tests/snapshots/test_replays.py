@@ -19,7 +19,7 @@ from antiphon.app.turn_types.endings import Ending
 from antiphon.app.turn_types.event_log import EventLog, LogEntry
 from antiphon.app.turns.continuation.replay_check import UncheckableTurnError, check_replay
 from antiphon.events import stream as ev
-from antiphon.harmony.detect import DIALECTS
+from antiphon.harmony.detection.detect import DIALECTS
 from antiphon.harmony.dialect import Dialect
 from tests.counts import FULL_COUNTS
 from tests.progress import HANG_TIMEOUT_S

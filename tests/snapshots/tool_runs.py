@@ -27,7 +27,7 @@ from antiphon.app.turn_types.encryption import SEAL_KEY_BYTES
 from antiphon.app.turn_types.event_log import EventLog
 from antiphon.app.turn_types.ids import new_id
 from antiphon.app.turns.manager import TurnManager
-from antiphon.app.turns.output_processor import OutputProcessor
+from antiphon.app.turns.output.output_processor import OutputProcessor
 from antiphon.app.turns.stored_history import StoredHistory
 from antiphon.app.turns.timeouts import TurnTimeouts
 from antiphon.engine.protocol import EngineInfo, Job

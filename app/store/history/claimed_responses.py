@@ -11,7 +11,7 @@ from antiphon.app.store.base import ClaimedResponse
 from antiphon.app.store.database import Database
 from antiphon.app.store.history.step_rows import NewStep
 from antiphon.app.store.sql_connection import UnreadableRowError
-from antiphon.app.store.tracked_logs import TrackedLogs
+from antiphon.app.store.writing.tracked_logs import TrackedLogs
 from antiphon.app.turn_types.event_log import EventLog, LogEntry
 from antiphon.state.recovery import failure_events
 

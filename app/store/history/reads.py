@@ -14,7 +14,7 @@ from antiphon.app.store.base import AnyItem, FindItem, ReadTurn
 from antiphon.app.store.conversation_tables import ItemPage
 from antiphon.app.store.database import Database
 from antiphon.app.store.log_items import completed_items, turn_of_log
-from antiphon.app.store.tracked_logs import TrackedLogs
+from antiphon.app.store.writing.tracked_logs import TrackedLogs
 from antiphon.app.turn_types.event_log import EventLog
 from antiphon.events.inputs import AnyInput
 

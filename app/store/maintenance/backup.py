@@ -11,7 +11,7 @@ import msgspec
 
 from antiphon.app.store.base import StoreError
 from antiphon.app.store.sqlite.schema import require_schema
-from antiphon.app.store.writer_lease import is_recent
+from antiphon.app.store.writing.writer_lease import is_recent
 from antiphon.app.turn_types.encryption import open_sealer
 
 PAGES_PER_STEP = 256

@@ -22,7 +22,7 @@ from antiphon.app.store.postgres.database import (
     WANTED_CHANNEL,
     PostgresReads,
 )
-from antiphon.app.store.tracked_logs import TrackedLogs
+from antiphon.app.store.writing.tracked_logs import TrackedLogs
 from antiphon.app.turn_types.event_log import EventLog
 
 FOLLOW_POLL_INTERVAL_S = 1.0

@@ -5,7 +5,6 @@ from contextlib import ExitStack
 
 import psycopg
 
-from antiphon.app.store import writer_lease
 from antiphon.app.store.base import StoreError
 from antiphon.app.store.postgres.address import DatabaseAddress, parse_address
 from antiphon.app.store.postgres.connection import BoundedConnection
@@ -13,7 +12,8 @@ from antiphon.app.store.postgres.database import PostgresDatabase, PostgresReads
 from antiphon.app.store.postgres.follower import Follower
 from antiphon.app.store.postgres.schema import create_tables
 from antiphon.app.store.store import ResponseStore
-from antiphon.app.store.write_ops import NOT_WRITABLE, StoreTimings
+from antiphon.app.store.writing import writer_lease
+from antiphon.app.store.writing.write_ops import NOT_WRITABLE, StoreTimings
 from antiphon.app.turn_types.event_log import EventLog
 
 MAX_TRANSACTION_S = 5.0

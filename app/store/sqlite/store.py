@@ -8,12 +8,12 @@ from pathlib import Path
 
 import structlog
 
-from antiphon.app.store import writer_lease
 from antiphon.app.store.sqlite.database import MemoryDatabase, SharedConnection, SqliteDatabase
 from antiphon.app.store.sqlite.quarantine import quarantine_if_corrupt
 from antiphon.app.store.sqlite.schema import open_connection
 from antiphon.app.store.store import ResponseStore
-from antiphon.app.store.write_ops import StoreTimings
+from antiphon.app.store.writing import writer_lease
+from antiphon.app.store.writing.write_ops import StoreTimings
 from antiphon.app.turn_types.event_log import EventLog
 
 FILE_POLL_INTERVAL_S = 0.05

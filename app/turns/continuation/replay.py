@@ -14,7 +14,7 @@ from antiphon.app.turn_types.encryption import Purpose
 from antiphon.app.turn_types.event_log import EventLog, LogEntry
 from antiphon.app.turn_types.turn_stats import TurnStats
 from antiphon.app.turns.continuation.stored_turn import ContinuableTurn
-from antiphon.app.turns.output_processor import OutputProcessor
+from antiphon.app.turns.output.output_processor import OutputProcessor
 from antiphon.app.turns.prompts.prompt_token_cache import TurnPrompt
 from antiphon.engine.protocol import Chunk, Job
 from antiphon.events import sse

@@ -29,7 +29,7 @@ from antiphon.app.turn_types.turn_stats import Api
 from antiphon.app.turns.continuation.recorded_tools import RecordedTools
 from antiphon.app.turns.continuation.replay import RecordedIds
 from antiphon.app.turns.continuation.turn_replay import TurnReplay
-from antiphon.app.turns.output_processor import OutputProcessor
+from antiphon.app.turns.output.output_processor import OutputProcessor
 from antiphon.app.turns.prompts.prompt_token_cache import TurnPrompt
 from antiphon.events import sse
 from antiphon.events import stream as ev

@@ -11,7 +11,7 @@ from antiphon.app.turn_types.endings import Ending
 from antiphon.app.turn_types.event_log import LogEntry
 from antiphon.app.turns.continuation.recorded_tools import RecordedTools
 from antiphon.app.turns.continuation.replay import split_steps
-from antiphon.app.turns.output_processor import OutputProcessor
+from antiphon.app.turns.output.output_processor import OutputProcessor
 from antiphon.app.turns.prompts.prompt_token_cache import TurnPrompt
 from antiphon.engine.protocol import Chunk, FinishReason
 from antiphon.events import hosted_events as hev

@@ -15,6 +15,7 @@ from antiphon.engine.forward.experts.grouped import PackedGroupedLinear, make_ac
 from antiphon.engine.forward.experts.matmul import TORCH_LANES
 from antiphon.engine.forward.experts.matrix import ExpertForm, PackedExpertWeight
 from antiphon.engine.forward.experts.packed import PackedExperts, UnusableExpertsError
+from antiphon.engine.host.malloc_tuning import return_freed_memory
 from antiphon.engine.kernels.bindings import Kernels
 from antiphon.engine.kernels.int4_layout import pack_int4_weight
 from antiphon.engine.kernels.int8_layout import pack_int8_weight
@@ -22,7 +23,6 @@ from antiphon.engine.load.experts.grouped import StoredGroupedLinear
 from antiphon.engine.load.experts.mxfp4_checkpoint import Mxfp4StoredExperts
 from antiphon.engine.load.experts.replacement import wrap_all_experts
 from antiphon.engine.load.experts.stored import StoredExperts
-from antiphon.engine.malloc_tuning import return_freed_memory
 from antiphon.engine.optimize.experts.routers import make_routers_exact, make_shared_gates_exact
 from antiphon.engine.pack_cache.pack_file import PackEntry
 from antiphon.engine.pack_cache.session import PackSession

@@ -14,9 +14,9 @@ from antiphon.engine.remote.backend_apis.base import BackendApi, EngineKind
 from antiphon.engine.remote.backend_apis.sglang_generate import SglangGenerateApi
 from antiphon.engine.remote.backend_apis.vllm_generate import VllmGenerateApi
 from antiphon.engine.remote.faults import clean_message
+from antiphon.engine.remote.handshakes.probes import ProbeResult, ServerProbes
 from antiphon.engine.remote.images.pictures import ImageProbe, is_expansion, takes_repeated_ids
 from antiphon.engine.remote.options import RemoteModel, SurfaceChoice
-from antiphon.engine.remote.probes import ProbeResult, ServerProbes
 
 GENERATE_REMEDY = "start vLLM 0.30 or later with --enable-scale-out, and without --limit-mm-per-prompt"
 _OTHER_PROMPT = "it puts the tokens of an image into another prompt than ours"

@@ -31,7 +31,7 @@ from antiphon.app.main.server import run_server
 from antiphon.app.options.settings import Settings
 from antiphon.app.store.postgres.store import PostgresStore
 from antiphon.app.store.sqlite.store import SqliteStore
-from antiphon.app.store.write_ops import StoreTimings
+from antiphon.app.store.writing.write_ops import StoreTimings
 from tests.serving import scripted_registry
 
 SCRIPT = [{"name": "line", "output": ["A reply of some words, no more."], "tokens_per_chunk": 8}]

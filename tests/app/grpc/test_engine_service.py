@@ -24,7 +24,7 @@ from antiphon.app.registry.model_registry import ModelRegistry, ServedModel
 from antiphon.app.requests.completions.request import read_completion_request
 from antiphon.engine.embedded import MODEL_DIR
 from antiphon.engine.protocol import Job, Sampling
-from antiphon.harmony.detect import bytes_format
+from antiphon.harmony.detection.detect import bytes_format
 from tests.app.grpc.grpc_helpers import SERVICE, GrpcClient, Json, as_json, connect, read_status
 from tests.clients.sdk_helpers import wait_until
 from tests.progress import HANG_TIMEOUT_S

@@ -14,7 +14,7 @@ from antiphon.engine.embedded import MODEL_DIR
 from antiphon.engine.options import EngineOptions
 from antiphon.engine.process.client import ProcessEngine
 from antiphon.engine.scheduler.prefix_cache import MIN_PREFIX_TOKENS
-from antiphon.harmony.detect import load_format
+from antiphon.harmony.detection.detect import load_format
 from tests.codex.embedded_registry import KEEPING_TEMPLATE, make_registry, needs_weights
 from tests.conftest import StartServer
 from tests.engine.threaded_engine import ThreadWorker

@@ -20,7 +20,7 @@ from antiphon.app.registry.text_tokenizer import TextTokenizer
 from antiphon.engine.fallbacks import Fallback
 from antiphon.engine.options import EngineOptions
 from antiphon.engine.process.client import ProcessEngine
-from antiphon.harmony.detect import bytes_format
+from antiphon.harmony.detection.detect import bytes_format
 from tests.app.grpc.grpc_helpers import SERVICE, connect
 from tests.app.media.documents import make_pdf
 from tests.app.observability.span_collector import ReceivedSpan, run_collector

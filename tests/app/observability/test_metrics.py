@@ -22,7 +22,7 @@ from antiphon.app.store.sqlite.database import SharedConnection
 from antiphon.app.turn_types.access_record import AccessRecord
 from antiphon.app.turn_types.endings import Ending
 from antiphon.app.turn_types.turn_stats import TurnStats, TurnTimes
-from antiphon.engine.process.gpu_memory import GPU_MEMORY_INTERVAL_S, GpuMemory
+from antiphon.engine.process.child.gpu_memory import GPU_MEMORY_INTERVAL_S, GpuMemory
 from antiphon.engine.protocol import EngineStats
 from tests.app.server_helpers import process_engine_registry
 from tests.conftest import StartServer
@@ -250,7 +250,7 @@ def test_worker_process_is_shown() -> None:
 
 def test_gpu_memory_is_measured_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
     measured = iter((100, 200))
-    monkeypatch.setattr("antiphon.engine.process.gpu_memory._measure_bytes", lambda: next(measured))
+    monkeypatch.setattr("antiphon.engine.process.child.gpu_memory._measure_bytes", lambda: next(measured))
     now = [10.0]
     memory = GpuMemory("cuda:0", lambda: now[0])
     assert memory.add_to(EngineStats(steps=1)) == EngineStats(steps=1, gpu_memory_bytes=100)

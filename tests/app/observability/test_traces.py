@@ -23,7 +23,7 @@ from antiphon.app.tracing.spans import SpanBuilder
 from antiphon.app.turn_types.access_record import AccessRecord
 from antiphon.app.turn_types.turn_stats import Api
 from antiphon.engine.protocol import overloaded_error
-from antiphon.harmony.detect import bytes_format
+from antiphon.harmony.detection.detect import bytes_format
 from tests.app.grpc.grpc_helpers import SERVICE, connect
 from tests.app.observability.every_kind import serve_encoder
 from tests.app.observability.span_collector import ReceivedSpan, SpanCollector, run_collector

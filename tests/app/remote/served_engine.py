@@ -9,7 +9,7 @@ from typing import Any
 
 from antiphon.app.registry.model_registry import ModelRegistry, ServedModel
 from antiphon.engine.embedded import MODEL_DIR
-from antiphon.harmony import detect
+from antiphon.harmony.detection import detect
 from tests.engine.remote.fake_server import FakeServer, Reply
 from tests.engine.remote.remote_helpers import (
     EOS,

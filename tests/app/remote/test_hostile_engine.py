@@ -17,7 +17,7 @@ from antiphon.engine.remote.engine import RemoteEngine
 from antiphon.engine.remote.options import RemoteOptions
 from antiphon.engine.remote.transport.connection import HttpConnection
 from antiphon.engine.remote.transport.endpoint import RemoteEndpoint
-from antiphon.harmony import detect
+from antiphon.harmony.detection import detect
 from tests.app.remote.hostile_replies import ENGINE_KEY, FAILED, REPLIES
 from tests.app.remote.served_engine import decode_events
 from tests.clients.second_client import NUM_WORDS, SCRIPT, SecondClient

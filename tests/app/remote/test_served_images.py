@@ -17,7 +17,7 @@ from antiphon.engine.remote.engine import RemoteEngine
 from antiphon.engine.remote.model_files import describe_model
 from antiphon.engine.remote.options import RemoteOptions
 from antiphon.engine.remote.transport.endpoint import RemoteEndpoint
-from antiphon.harmony.detect import load_format
+from antiphon.harmony.detection.detect import load_format
 from tests.app.media.pictures import PNG_MAGIC, QWEN3_VL_PROCESSOR, make_png
 from tests.app.remote.served_engine import FakeServerThread
 from tests.engine.remote.fake_server import Reply, json_reply, sse

@@ -24,7 +24,7 @@ from antiphon.app.registry.model_registry import ModelRegistry, ServedModel
 from antiphon.engine.embedded import MODEL_DIR
 from antiphon.engine.options import EngineOptions
 from antiphon.engine.process.client import ProcessEngine
-from antiphon.harmony import detect
+from antiphon.harmony.detection import detect
 from tests.counts import FULL_COUNTS
 from tests.serving import RunningServer, serve
 

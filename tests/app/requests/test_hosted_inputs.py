@@ -29,7 +29,7 @@ from antiphon.events.hosted_inputs import (
     InputWebSearchCall,
 )
 from antiphon.events.inputs import AnyInput
-from antiphon.harmony import detect
+from antiphon.harmony.detection import detect
 from tests.app.requests.request_builders import FakeHistory, make_registry, read_responses_spec, summarize_error
 
 HI = {"role": "user", "content": "hi"}

@@ -12,9 +12,9 @@ from antiphon.app.sandbox.sandbox_process import SandboxProcess
 from antiphon.app.sandbox.sandboxed_template import SandboxedTemplate, limit_template_cpu
 from antiphon.app.turns.timeouts import TurnTimeouts
 from antiphon.events.inputs import InputMessage
-from antiphon.harmony.detect import bytes_format
+from antiphon.harmony.detection.detect import bytes_format
 from antiphon.harmony.format import PromptInput, TemplateOptions
-from antiphon.harmony.prompt.jinja import ChatTemplate, RefusedError
+from antiphon.harmony.prompt.templates.jinja import ChatTemplate, RefusedError
 from antiphon.harmony.rendered_prompt import RenderError
 from tests.clients.second_client import SCRIPT, SecondClient
 from tests.harmony import parser_helpers

@@ -24,7 +24,7 @@ from antiphon.engine.errors import LoadError
 from antiphon.engine.protocol import Chunk, EngineError, Job, Sampling, TokenLogprob
 from antiphon.engine.scripted.engine import ScriptedEngine, load_script, parse_script
 from antiphon.engine.scripted.script import ScriptError, load_recording, prompt_key
-from antiphon.harmony.detect import LoadedFormat, bytes_format
+from antiphon.harmony.detection.detect import LoadedFormat, bytes_format
 from tests.conftest import StartServer
 from tests.engine.chunk_stream import stream_chunks
 from tests.progress import HANG_TIMEOUT_S

@@ -22,7 +22,7 @@ from antiphon.app.store.sqlite.database import SqliteDatabase
 from antiphon.app.store.sqlite.schema import open_connection
 from antiphon.app.store.sqlite.store import MemoryStore, SqliteStore
 from antiphon.app.store.store import ResponseStore
-from antiphon.app.store.write_ops import StoreTimings
+from antiphon.app.store.writing.write_ops import StoreTimings
 from antiphon.app.turn_types.event_log import EventLog
 from antiphon.app.turn_types.reply_form import ChatForm
 from antiphon.app.turn_types.step_detail import TokenDetail

@@ -13,7 +13,7 @@ import pytest
 from antiphon.app.errors import ApiError
 from antiphon.app.store.database import Database
 from antiphon.app.store.sqlite.store import MemoryStore
-from antiphon.app.store.upkeep import MAX_CLOCK_DIFFERENCE_S, StoreUpkeep
+from antiphon.app.store.writing.upkeep import MAX_CLOCK_DIFFERENCE_S, StoreUpkeep
 from antiphon.app.turn_types.tool_rules import MAX_APPROVAL_AGE_S
 from tests.app.store.store_helpers import StorePlace
 from tests.counts import FULL_COUNTS
@@ -144,7 +144,7 @@ def test_one_of_two_processes_gets_the_approval_and_keeps_it_when_killed(place: 
 
 
 async def test_approval_stays_unused_if_it_cannot_be_stored(place: StorePlace, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("antiphon.app.store.writer.MAX_TRIES", 2)
+    monkeypatch.setattr("antiphon.app.store.writing.writer.MAX_TRIES", 2)
 
     def fail(*_: object) -> None:
         raise OSError("database or disk is full")

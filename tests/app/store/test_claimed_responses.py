@@ -103,7 +103,9 @@ async def test_claimed_response_that_cannot_be_read_yet_is_read_again(
 async def test_claimed_response_that_is_taken_over_while_it_is_read_is_left_to_its_new_process(
     place: StorePlace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("antiphon.app.store.writer_lease.HeartbeatWatch.is_alive", lambda _, name, __: name in alive)
+    monkeypatch.setattr(
+        "antiphon.app.store.writing.writer_lease.HeartbeatWatch.is_alive", lambda _, name, __: name in alive
+    )
     alive = {"elsewhere"}
     held = HeldReads(monkeypatch)
     async with place.open() as store:

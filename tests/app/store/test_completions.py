@@ -10,7 +10,7 @@ import pytest
 from antiphon.app.requests.chat.stored import CompletionsQuery
 from antiphon.app.store.sqlite.store import MemoryStore
 from antiphon.app.store.store import ResponseStore
-from antiphon.app.store.write_ops import StoreTimings
+from antiphon.app.store.writing.write_ops import StoreTimings
 from antiphon.app.turn_types.step_detail import PromptDetail, ScoredToken, TokenDetail
 from tests.app.store.store_helpers import (
     SqlitePlace,

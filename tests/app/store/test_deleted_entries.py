@@ -16,7 +16,7 @@ from antiphon.app.store.database import Database
 from antiphon.app.store.history import deleted_entries
 from antiphon.app.store.history.deleted_entries import DELETED_ENTRY_LIFETIME_S
 from antiphon.app.store.store import ResponseStore
-from antiphon.app.store.write_ops import StoreTimings
+from antiphon.app.store.writing.write_ops import StoreTimings
 from tests.app.store.store_helpers import (
     AnyPlace,
     MemoryPlace,

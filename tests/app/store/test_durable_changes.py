@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from antiphon.app.store.database import Database
-from antiphon.app.store.writer import StoreWriter
+from antiphon.app.store.writing.writer import StoreWriter
 from tests.app.store.store_helpers import SERVER_PROGRAM, StorePlace, add_log
 from tests.conftest import StartServer
 from tests.progress import HANG_TIMEOUT_S
@@ -121,7 +121,7 @@ def test_change_that_cannot_be_stored_is_a_503_and_changes_nothing(
         raise OSError("database or disk is full")
 
     with monkeypatch.context() as patch:
-        patch.setattr("antiphon.app.store.writer.MAX_TRIES", 2)
+        patch.setattr("antiphon.app.store.writing.writer.MAX_TRIES", 2)
         patch.setattr(place.database_class, "begin", fail)
         for method, url in (("DELETE", f"responses/{made['id']}"), ("DELETE", f"conversations/{conversation}")):
             reply = httpx.request(method, f"{server.url}/{url}", timeout=HANG_TIMEOUT_S)

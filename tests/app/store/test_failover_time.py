@@ -3,7 +3,7 @@
 import pytest
 
 from antiphon.app.store.postgres.follower import FOLLOW_POLL_INTERVAL_S
-from antiphon.app.store.write_ops import StoreTimings
+from antiphon.app.store.writing.write_ops import StoreTimings
 from tests.syntax import ROOT
 
 pytestmark = pytest.mark.processes

@@ -121,7 +121,7 @@ async def test_cancelled_wait_leaves_the_others(place: StorePlace) -> None:
 async def test_failed_write_is_no_commit_also_after_its_repair(
     place: StorePlace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("antiphon.app.store.writer.MAX_TRIES", 1)
+    monkeypatch.setattr("antiphon.app.store.writing.writer.MAX_TRIES", 1)
     async with place.open() as store:
         log = add_log(store, "a", count=1)
         assert await wait_kept(log)

@@ -18,9 +18,9 @@ from antiphon.app.store.database import Database
 from antiphon.app.store.history.step_rows import NewStep
 from antiphon.app.store.postgres.database import PostgresDatabase
 from antiphon.app.store.store import ResponseStore
-from antiphon.app.store.tracked_logs import TrackedLogs
-from antiphon.app.store.write_ops import StoreTimings
-from antiphon.app.store.writer_lease import HeartbeatWatch
+from antiphon.app.store.writing.tracked_logs import TrackedLogs
+from antiphon.app.store.writing.write_ops import StoreTimings
+from antiphon.app.store.writing.writer_lease import HeartbeatWatch
 from antiphon.app.turn_types.event_log import EventLog, LogDivergedError, LogEntry, is_terminal
 from antiphon.app.websocket.endpoint import SERVICE_RESTART
 from antiphon.state.recovery import failure_events

@@ -11,7 +11,7 @@ import pytest
 from antiphon.app.store.batches.records import StoredFile
 from antiphon.app.store.database import Database
 from antiphon.app.store.history.step_rows import NewStep
-from antiphon.app.store.write_ops import StoreTimings
+from antiphon.app.store.writing.write_ops import StoreTimings
 from antiphon.app.turn_types.event_log import EventLog
 from tests.app.store.store_helpers import (
     SqlitePlace,
@@ -191,7 +191,7 @@ async def test_live_writer_keeps_its_response_until_another_takes_over(place: St
 async def test_database_error_does_not_end_the_writer_thread(
     place: StorePlace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("antiphon.app.store.writer.MAX_TRIES", 1)
+    monkeypatch.setattr("antiphon.app.store.writing.writer.MAX_TRIES", 1)
     async with place.open() as store:
         with monkeypatch.context() as patch:
             patch.setattr(place.database_class, "list_orphaned", raise_error)
@@ -314,7 +314,7 @@ async def test_input_counts_towards_the_size_of_the_store(place: StorePlace) -> 
 
 
 async def test_response_completes_though_the_disk_is_full(place: StorePlace, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("antiphon.app.store.writer.MAX_TRIES", 2)
+    monkeypatch.setattr("antiphon.app.store.writing.writer.MAX_TRIES", 2)
     async with place.open() as store:
         monkeypatch.setattr(place.database_class, "append_steps", raise_disk_full)
         log = add_log(store, "a", background=True)
@@ -323,7 +323,7 @@ async def test_response_completes_though_the_disk_is_full(place: StorePlace, mon
 
 
 async def test_steps_after_a_failed_one_leave_no_gap(place: StorePlace, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("antiphon.app.store.writer.MAX_TRIES", 1)
+    monkeypatch.setattr("antiphon.app.store.writing.writer.MAX_TRIES", 1)
     stored: list[list[int]] = []
     queued, commit, append_steps = threading.Event(), place.database_class.commit, place.database_class.append_steps
 
@@ -357,7 +357,7 @@ async def test_steps_after_a_failed_one_leave_no_gap(place: StorePlace, monkeypa
 async def test_store_reports_itself_unavailable_until_a_write_succeeds(
     place: StorePlace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("antiphon.app.store.writer.MAX_TRIES", 1)
+    monkeypatch.setattr("antiphon.app.store.writing.writer.MAX_TRIES", 1)
     async with place.open() as store:
         assert store.unavailable_reason() is None
         with monkeypatch.context() as patch:

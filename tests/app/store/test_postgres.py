@@ -24,7 +24,7 @@ from antiphon.app.store.postgres.database import STEPS_CHANNEL, PostgresDatabase
 from antiphon.app.store.postgres.follower import Follower, _wait_readable
 from antiphon.app.store.postgres.schema import create_tables
 from antiphon.app.store.tables import SCHEMA_VERSION
-from antiphon.app.store.writer_lease import NAME, create_name
+from antiphon.app.store.writing.writer_lease import NAME, create_name
 from tests.app.server_helpers import wait_until
 from tests.app.store.store_helpers import PostgresPlace, StorePlace, add_log, make_response, make_steps
 from tests.progress import HANG_TIMEOUT_S
@@ -239,7 +239,7 @@ async def check_reading(first: Any, second: Any) -> None:
 
 
 async def test_cancellation_is_told_at_once(postgres_place: PostgresPlace) -> None:
-    from antiphon.app.store.write_ops import StoreTimings
+    from antiphon.app.store.writing.write_ops import StoreTimings
 
     timings = StoreTimings(heartbeat_s=3600)
     async with postgres_place.open(timings=timings) as first, postgres_place.open(timings=timings) as second:

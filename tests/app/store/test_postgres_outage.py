@@ -22,7 +22,7 @@ import pytest
 from antiphon.app.errors import ApiError
 from antiphon.app.store.base import StoredConversation
 from antiphon.app.store.postgres.connection import STATEMENT_READ_TIMEOUT_S, PostgresConnection
-from antiphon.app.store.write_ops import StoreChange, StoreTimings
+from antiphon.app.store.writing.write_ops import StoreChange, StoreTimings
 from antiphon.app.turn_types.event_log import EventLog
 from antiphon.events.inputs import InputMessage
 from tests.app.store.store_helpers import PostgresPlace, add_log, make_steps
@@ -77,7 +77,7 @@ async def test_streams_continue_after_a_restart_of_the_database(
     capfd: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("antiphon.app.store.outage.MAX_LAST_STEP_WAIT_S", 0.5)
+    monkeypatch.setattr("antiphon.app.store.writing.outage.MAX_LAST_STEP_WAIT_S", 0.5)
     async with own_place.open() as store, own_place.open() as other:
         logs = {name: add_log(store, name, count=2, background=name == "background") for name in ("background", "open")}
         for log in logs.values():
@@ -113,7 +113,7 @@ async def test_streams_continue_after_a_restart_of_the_database(
 async def test_step_is_not_kept_before_the_database_is_back(
     database_server: PostgresServer, own_place: PostgresPlace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("antiphon.app.store.outage.MAX_LAST_STEP_WAIT_S", 0.5)
+    monkeypatch.setattr("antiphon.app.store.writing.outage.MAX_LAST_STEP_WAIT_S", 0.5)
     async with own_place.open() as store:
         log = add_log(store, "a", count=2)
         assert await log.wait_kept()
@@ -208,7 +208,7 @@ def list_backends(place: PostgresPlace) -> list[int]:
 async def test_server_exits_though_the_database_is_frozen(
     database_server: PostgresServer, own_place: PostgresPlace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("antiphon.app.store.writer.MAX_STUCK_S", 0.5)
+    monkeypatch.setattr("antiphon.app.store.writing.writer.MAX_STUCK_S", 0.5)
     monkeypatch.setattr("antiphon.app.store.postgres.follower.MAX_CLOSE_WAIT_S", 0.5)
     async with own_place.open() as store:
         add_log(store, "a", count=2)
@@ -257,7 +257,7 @@ def test_clients_get_answers_while_the_database_does_not_answer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     statement_limit = "postgres.connection.STATEMENT_READ_TIMEOUT_S"
-    for limit in ("write_ops.MAX_CHANGE_WAIT_S", "outage.MAX_LAST_STEP_WAIT_S", statement_limit):
+    for limit in ("writing.write_ops.MAX_CHANGE_WAIT_S", "writing.outage.MAX_LAST_STEP_WAIT_S", statement_limit):
         monkeypatch.setattr(f"antiphon.app.store.{limit}", 0.5)
     monkeypatch.setattr("antiphon.app.turns.turn_groups.MAX_FIRST_STEP_WAIT_S", 0.5)
     place = postgres_place
@@ -320,7 +320,7 @@ def test_reads_of_a_database_that_does_not_answer_leave_the_event_loop_free(
 async def test_change_is_given_up_unless_its_transaction_is_being_committed() -> None:
     loop = asyncio.get_running_loop()
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("antiphon.app.store.write_ops.MAX_CHANGE_WAIT_S", 0.0)
+        patched.setattr("antiphon.app.store.writing.write_ops.MAX_CHANGE_WAIT_S", 0.0)
         queued, committing = (StoreChange(lambda _: True, loop.create_future()) for _ in range(2))
         assert committing.begin_commit()
         with pytest.raises(ApiError, match="Nothing was changed"):
@@ -340,9 +340,9 @@ async def test_full_disk_is_reported_once_per_try_and_ends_with_it(
     own_place: PostgresPlace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The database can be reached, and refuses writes: the writer waits between two tries."""
-    monkeypatch.setattr("antiphon.app.store.outage.MAX_LAST_STEP_WAIT_S", 0.5)
-    monkeypatch.setattr("antiphon.app.store.writer.MAX_RECONNECT_DELAY_S", 0.2)
-    monkeypatch.setattr("antiphon.app.store.write_ops.MAX_CHANGE_WAIT_S", 0.5)
+    monkeypatch.setattr("antiphon.app.store.writing.outage.MAX_LAST_STEP_WAIT_S", 0.5)
+    monkeypatch.setattr("antiphon.app.store.writing.writer.MAX_RECONNECT_DELAY_S", 0.2)
+    monkeypatch.setattr("antiphon.app.store.writing.write_ops.MAX_CHANGE_WAIT_S", 0.5)
     run_script, tries = PostgresConnection.run_script, list[float]()
     is_full = True
 
@@ -402,7 +402,7 @@ async def test_other_writers_are_not_declared_dead_because_of_an_outage(
         await log.wait_published()
         async with own_place.open(timings=timings) as other:
             # As on another machine: the process id does not tell whether it is alive.
-            monkeypatch.setattr("antiphon.app.store.writer_lease._machine_id", lambda: "elsewhere")
+            monkeypatch.setattr("antiphon.app.store.writing.writer_lease._machine_id", lambda: "elsewhere")
             database_server.stop()
             reopen = PostgresConnection.reopen
             held = {"store"}
@@ -431,7 +431,7 @@ def test_clients_get_503_with_retry_after_while_the_database_is_gone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A response that has begun before the outage is noticed is answered, too, and stored afterwards."""
-    monkeypatch.setattr("antiphon.app.store.outage.MAX_LAST_STEP_WAIT_S", 0.5)
+    monkeypatch.setattr("antiphon.app.store.writing.outage.MAX_LAST_STEP_WAIT_S", 0.5)
     script = [{"name": f"hello {number}", "output": ["Hello."]} for number in range(4)]
     server = start_server(script, **own_place.settings(), encryption_key_file=tmp_path / "key")
     body = {"model": "scripted", "input": "Hi"}

@@ -15,7 +15,7 @@ from antiphon.app.store.sqlite.database import SqliteDatabase
 from antiphon.app.store.sqlite.schema import list_statements, open_connection, open_existing
 from antiphon.app.store.sqlite.store import SqliteStore
 from antiphon.app.store.tables import SCHEMA_VERSION
-from antiphon.app.store.writer import StoreWriter
+from antiphon.app.store.writing.writer import StoreWriter
 from antiphon.app.turn_types.event_log import EventLog
 from antiphon.events.inputs import InputMessage
 from tests.app.store.store_helpers import add_log, make_response, make_steps, open_test_store

@@ -7,8 +7,8 @@ import pytest
 
 from antiphon.app.errors import ApiError
 from antiphon.app.store.batches.records import FILE_PIECE_BYTES, StoredUpload
-from antiphon.app.store.upkeep import UPLOAD_RECORD_S
-from antiphon.app.store.write_ops import StoreTimings
+from antiphon.app.store.writing.upkeep import UPLOAD_RECORD_S
+from antiphon.app.store.writing.write_ops import StoreTimings
 from tests.app.store.store_helpers import NOW, AnyPlace, StorePlace, add_file, add_log, becomes_true
 
 MAX_BYTES = 64 << 20

@@ -10,7 +10,7 @@ import pytest
 
 from antiphon.app.errors import storage_unavailable
 from antiphon.app.store.history.usage_tables import COLUMNS, UsageCounts, UsageQuery, UsageRow
-from antiphon.app.store.upkeep import USAGE_RETENTION_S, StoreUpkeep
+from antiphon.app.store.writing.upkeep import USAGE_RETENTION_S, StoreUpkeep
 from antiphon.app.usage.recorder import HOUR_S, KEPT_HOURS, KEPT_MINUTES, UsageRecorder
 from tests.app.store.store_helpers import StorePlace, open_test_store
 

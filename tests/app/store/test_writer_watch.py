@@ -9,11 +9,11 @@ import pytest
 
 from antiphon.app.inspection.server_figures import FiguresReporter, encode_figures, takes_requests
 from antiphon.app.options.settings import Settings
-from antiphon.app.store import writer_lease
 from antiphon.app.store.maintenance.backup import list_live_writers
-from antiphon.app.store.upkeep import WRITER_LIFETIME_S
-from antiphon.app.store.write_ops import StoreTimings
-from antiphon.app.store.writer_lease import HeartbeatWatch, create_name
+from antiphon.app.store.writing import writer_lease
+from antiphon.app.store.writing.upkeep import WRITER_LIFETIME_S
+from antiphon.app.store.writing.write_ops import StoreTimings
+from antiphon.app.store.writing.writer_lease import HeartbeatWatch, create_name
 from tests.app.store.store_helpers import SqlitePlace, StorePlace, add_log
 from tests.progress import HANG_TIMEOUT_S, wait_with_progress
 from tests.serving import serve

@@ -14,7 +14,7 @@ from antiphon.engine.process.client import ProcessEngine
 from antiphon.engine.protocol import Capabilities, EngineInfo
 from antiphon.engine.scheduler.prefix_cache import MIN_PREFIX_TOKENS
 from antiphon.engine.scripted.engine import ScriptedEngine, parse_script
-from antiphon.harmony.detect import bytes_format
+from antiphon.harmony.detection.detect import bytes_format
 from tests.codex.embedded_registry import load_model_format, make_registry, needs_weights
 from tests.engine.threaded_engine import ThreadWorker
 from tests.serving import RunningServer, scripted_registry, serve

@@ -11,7 +11,7 @@ import pytest
 from antiphon.app.errors import ApiError
 from antiphon.app.turns.capacity import TurnCapacity
 from antiphon.app.turns.manager import TurnManager
-from antiphon.app.turns.output_processor import OutputProcessor
+from antiphon.app.turns.output.output_processor import OutputProcessor
 from antiphon.app.turns.prompts.prompt_renderer import PromptRenderer
 from antiphon.app.turns.turn import Turn
 from antiphon.engine.protocol import BATCH_PRIORITY, Engine

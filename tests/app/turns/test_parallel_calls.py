@@ -11,8 +11,8 @@ from antiphon.app.turns.prompts.prompt_token_cache import (
 )
 from antiphon.events.inputs import AnyInput, InputFunctionCall
 from antiphon.events.items import FunctionCall
+from antiphon.harmony.detection.template_format import TemplateFormat
 from antiphon.harmony.format import PromptInput
-from antiphon.harmony.template_format import TemplateFormat
 from tests.harmony.calling_models import (
     ANSWER,
     CALL_ITEMS,

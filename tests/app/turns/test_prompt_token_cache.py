@@ -45,7 +45,7 @@ from antiphon.events.inputs import (
 from antiphon.events.items import FunctionCall, Message, OutputText, Reasoning, ReasoningText
 from antiphon.events.response import OutputItem
 from antiphon.events.tools import FunctionTool, PatchTool, ShellTool
-from antiphon.harmony.detect import bytes_format
+from antiphon.harmony.detection.detect import bytes_format
 from antiphon.harmony.format import ModelFormat, PromptInput, TextOnlyFormat
 from antiphon.harmony.image_tokens import find_spans
 from antiphon.harmony.rendered_prompt import ImageSpan, RenderedPrompt

@@ -15,7 +15,7 @@ from antiphon.app.projections import responses as responses_projection
 from antiphon.app.requests.responses import request as responses
 from antiphon.app.store.sqlite.store import MemoryStore
 from antiphon.app.tools.hosted_turn import MAX_ROUNDS, HostedTurn
-from antiphon.app.turns.output_processor import OutputProcessor
+from antiphon.app.turns.output.output_processor import OutputProcessor
 from antiphon.app.turns.prompts.prompt_token_cache import PromptTokenCache
 from antiphon.app.turns.rounds import OUTPUT_SHARE
 from antiphon.engine.protocol import Chunk, Fault

@@ -10,7 +10,7 @@ from transformers import AutoModelForImageTextToText, Qwen3VLConfig
 from antiphon.app.registry.model_registry import ModelRegistry, ServedModel
 from antiphon.engine.options import EngineOptions
 from antiphon.engine.process.client import ProcessEngine
-from antiphon.harmony.detect import load_format
+from antiphon.harmony.detection.detect import load_format
 from tests.clients.media.vision_model import data_url, write_vision_model
 from tests.engine.threaded_engine import ThreadWorker
 from tests.progress import HANG_TIMEOUT_S

@@ -14,7 +14,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from antiphon.app.registry.model_registry import ModelRegistry, ServedModel
 from antiphon.engine.protocol import EngineInfo
 from antiphon.engine.scripted.engine import ScriptedEngine, parse_script
-from antiphon.harmony.detect import load_format
+from antiphon.harmony.detection.detect import load_format
 from tests.serving import RunningServer, serve
 
 SPECIAL_TOKENS = (

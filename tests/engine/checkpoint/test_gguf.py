@@ -15,7 +15,7 @@ from antiphon.engine.checkpoint.hub import fetch_checkpoint
 from antiphon.engine.errors import LoadError
 from antiphon.engine.load.loader import load_model
 from antiphon.engine.options import EngineOptions
-from antiphon.harmony.detect import load_format, read_chat_templates
+from antiphon.harmony.detection.detect import load_format, read_chat_templates
 from tests.engine.checkpoint.gguf_files import TEMPLATE, write_gguf
 
 pytestmark = pytest.mark.filterwarnings("ignore")

@@ -390,7 +390,7 @@ def test_threads_adapt_to_the_load_unless_their_number_is_given(
     def record_update(governor: object) -> None:
         updates.append(governor)
 
-    monkeypatch.setattr("antiphon.engine.thread_governor.ThreadGovernor.update", record_update)
+    monkeypatch.setattr("antiphon.engine.host.thread_governor.ThreadGovernor.update", record_update)
     core = build_core(checkpoint_copy, EngineOptions(kv_cache_gib=0.01, **options))
     assert (len(updates) >= 3) == adapts, "while loading"
     updates.clear()

@@ -584,7 +584,7 @@ def test_parent_process_does_not_import_torch() -> None:
 def test_loaded_objects_are_frozen_for_garbage_collection() -> None:
     check = """
 import gc, sys
-from antiphon.engine.process.worker import gc_paused
+from antiphon.engine.process.child.worker import gc_paused
 with gc_paused():
     objects = [[] for _ in range(5000)]
     assert not gc.isenabled()

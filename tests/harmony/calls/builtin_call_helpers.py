@@ -8,7 +8,7 @@ import pytest
 from antiphon.events.tools import FunctionTool, PatchTool, ShellEnvironment, ShellTool
 from antiphon.harmony.calls.builtin.patch import PatchReader
 from antiphon.harmony.calls.builtin.shell import ShellReader
-from antiphon.harmony.detect import DIALECTS
+from antiphon.harmony.detection.detect import DIALECTS
 from antiphon.harmony.format import ModelFormat, PromptInput
 from antiphon.harmony.rendered_prompt import RenderedPrompt
 from antiphon.harmony.tools import ToolTable

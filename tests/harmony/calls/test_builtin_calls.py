@@ -10,7 +10,7 @@ import pytest
 from antiphon.events.tools import FunctionTool, PatchTool, ShellTool
 from antiphon.harmony.builtin_tools import SHELL_SCHEMA
 from antiphon.harmony.calls.builtin.patch import MAX_OPERATIONS, PatchReader
-from antiphon.harmony.detect import DIALECTS
+from antiphon.harmony.detection.detect import DIALECTS
 from antiphon.harmony.dialect import Dialect
 from antiphon.harmony.format import PromptInput
 from antiphon.harmony.parsing.tape import MalformedText

@@ -8,7 +8,7 @@ from antiphon.events.hosted_inputs import (
     InputMcpCall,
 )
 from antiphon.events.inputs import InputMessage
-from antiphon.harmony import detect
+from antiphon.harmony.detection import detect
 from antiphon.harmony.format import ModelFormat
 from tests.harmony import parser_helpers
 

@@ -2,10 +2,10 @@
 
 import pytest
 
-from antiphon.harmony.detect import DIALECTS
+from antiphon.harmony.detection.detect import DIALECTS
+from antiphon.harmony.detection.template_format import TemplateFormat
 from antiphon.harmony.format import PromptInput
-from antiphon.harmony.prompt.jinja import ChatTemplate
-from antiphon.harmony.template_format import TemplateFormat
+from antiphon.harmony.prompt.templates.jinja import ChatTemplate
 from antiphon.harmony.tokens.vocabulary import ByteVocabulary
 from tests.harmony import parser_helpers
 

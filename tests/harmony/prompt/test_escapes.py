@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from antiphon.harmony.prompt.jinja import ChatTemplate
+from antiphon.harmony.prompt.templates.jinja import ChatTemplate
 from antiphon.harmony.rendered_prompt import RenderError
 
 NOW = datetime(2026, 2, 3, tzinfo=UTC)
@@ -158,6 +158,6 @@ def test_known_escape_fails(name: str) -> None:
 
 
 def test_names_of_the_sandbox_are_known() -> None:
-    assert set(vars(sys.modules["antiphon.harmony.prompt.jinja"])["_sandbox"].globals) == {
+    assert set(vars(sys.modules["antiphon.harmony.prompt.templates.jinja"])["_sandbox"].globals) == {
         "range", "dict", "cycler", "joiner", "namespace", "raise_exception",
     }  # fmt: skip

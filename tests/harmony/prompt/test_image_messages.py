@@ -21,7 +21,7 @@ from antiphon.events.inputs import (
     InputText,
 )
 from antiphon.events.tools import FunctionTool
-from antiphon.harmony.detect import bytes_format
+from antiphon.harmony.detection.detect import bytes_format
 from antiphon.harmony.format import PromptInput, TemplateOptions
 from antiphon.harmony.image_tokens import ImageTokens, PromptImage, find_spans, read_image_tokens
 from antiphon.harmony.prompt.shown_items import list_images

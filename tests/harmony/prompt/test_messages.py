@@ -26,12 +26,12 @@ from antiphon.events.inputs import (
     RefusalInput,
 )
 from antiphon.events.items import ReasoningText, SummaryText
-from antiphon.harmony.detect import DIALECTS
+from antiphon.harmony.detection.detect import DIALECTS
+from antiphon.harmony.detection.template_format import TemplateFormat
 from antiphon.harmony.format import PromptInput
 from antiphon.harmony.gptoss import format as gptoss_format
-from antiphon.harmony.prompt.jinja import ChatTemplate
+from antiphon.harmony.prompt.templates.jinja import ChatTemplate
 from antiphon.harmony.rendered_prompt import RenderError
-from antiphon.harmony.template_format import TemplateFormat
 from antiphon.harmony.tokens.vocabulary import ByteVocabulary
 from antiphon.state.segments import Arguments, Call, Close
 from tests.harmony import parser_helpers

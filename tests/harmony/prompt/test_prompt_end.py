@@ -3,11 +3,11 @@
 import pytest
 
 from antiphon.events.inputs import InputMessage
-from antiphon.harmony.detect import DIALECTS
+from antiphon.harmony.detection.detect import DIALECTS
+from antiphon.harmony.detection.template_format import TemplateFormat
 from antiphon.harmony.dialect import Dialect
 from antiphon.harmony.format import ModelFormat, PromptInput, TemplateOptions
-from antiphon.harmony.prompt.jinja import ChatTemplate
-from antiphon.harmony.template_format import TemplateFormat
+from antiphon.harmony.prompt.templates.jinja import ChatTemplate
 from antiphon.harmony.tokens.vocabulary import ByteVocabulary
 from antiphon.state.segments import Say
 from tests.harmony import parser_helpers

@@ -5,12 +5,12 @@ from typing import Any
 import pytest
 
 from antiphon.events.inputs import InputFunctionCall, InputFunctionOutput, InputMessage
-from antiphon.harmony.detect import DIALECTS, bytes_format
+from antiphon.harmony.detection.detect import DIALECTS, bytes_format
+from antiphon.harmony.detection.template_format import TemplateFormat
 from antiphon.harmony.format import PromptInput, TemplateOptions
 from antiphon.harmony.grammar import OutputConstraint
-from antiphon.harmony.prompt.jinja import ChatTemplate
+from antiphon.harmony.prompt.templates.jinja import ChatTemplate
 from antiphon.harmony.rendered_prompt import RenderError, UnsupportedOptionError
-from antiphon.harmony.template_format import TemplateFormat
 from antiphon.harmony.tokens.vocabulary import ByteVocabulary
 from antiphon.harmony.tools import ToolTable
 from antiphon.state.segments import Say, Think

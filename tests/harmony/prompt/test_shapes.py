@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from antiphon.harmony.detect import DIALECTS
+from antiphon.harmony.detection.detect import DIALECTS
+from antiphon.harmony.detection.template_format import TemplateFormat
 from antiphon.harmony.format import PromptInput
-from antiphon.harmony.prompt.jinja import ChatTemplate
 from antiphon.harmony.prompt.message_shape import MessageShape, apply_shape
-from antiphon.harmony.prompt.probe import ShapeSearch
-from antiphon.harmony.template_format import TemplateFormat
+from antiphon.harmony.prompt.templates.jinja import ChatTemplate
+from antiphon.harmony.prompt.templates.probe import ShapeSearch
 from antiphon.harmony.tokens.vocabulary import ByteVocabulary
 
 SYSTEM = {"role": "system", "content": "Be brief."}

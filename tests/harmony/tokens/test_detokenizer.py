@@ -7,7 +7,7 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from antiphon.events.items import Logprob
-from antiphon.harmony.detect import DIALECTS
+from antiphon.harmony.detection.detect import DIALECTS
 from antiphon.harmony.parsing.schema_values import allowed_types, can_stream_as_string, cast_value
 from antiphon.harmony.tokens.detokenizer import Detokenizer, MarkerAlphabet
 from antiphon.harmony.tokens.vocabulary import ByteVocabulary, TokenizerVocabulary

@@ -17,10 +17,10 @@ from antiphon.events.inputs import (
 )
 from antiphon.events.items import ReasoningText
 from antiphon.events.tools import CustomTool, FunctionTool, NamespaceTool
-from antiphon.harmony.detect import DIALECTS
+from antiphon.harmony.detection.detect import DIALECTS
+from antiphon.harmony.detection.template_format import TemplateFormat
 from antiphon.harmony.format import PromptInput
-from antiphon.harmony.prompt.jinja import ChatTemplate
-from antiphon.harmony.template_format import TemplateFormat
+from antiphon.harmony.prompt.templates.jinja import ChatTemplate
 from antiphon.harmony.tokens.special_tokens import SpecialTokenEscaper, SpecialTokens
 from antiphon.harmony.tokens.vocabulary import ByteVocabulary
 from antiphon.harmony.tools import ToolTable

@@ -11,7 +11,7 @@ import msgspec
 
 from antiphon.app.requests.tool_choice import build_table
 from antiphon.app.requests.tools import read_tools
-from antiphon.harmony.detect import DIALECTS
+from antiphon.harmony.detection.detect import DIALECTS
 from antiphon.harmony.dialect import Dialect
 from antiphon.harmony.tools import ToolSpec
 from antiphon.kit.conformance.request_builder import case_marker, fill_tools

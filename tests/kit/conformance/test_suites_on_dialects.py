@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from antiphon.app.registry.model_registry import ModelRegistry
-from antiphon.harmony.detect import DIALECTS
+from antiphon.harmony.detection.detect import DIALECTS
 from antiphon.kit.conformance.client import LiveClient, find_model
 from antiphon.kit.conformance.reports import list_case_lines
 from antiphon.kit.conformance.runner import CaseRunner

@@ -13,8 +13,9 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
+from antiphon.kit.proxy.exchange import LINGER_NOT
 from antiphon.kit.pytest_plugin.exchanges import ConnectionRecorder, RelayedExchange
-from antiphon.kit.pytest_plugin.relay import CLOSE_WITH_RESET, RecordingRelay
+from antiphon.kit.pytest_plugin.relay import RecordingRelay
 from antiphon.kit.pytest_plugin.script_file import CasesError, dump_value, find_script
 from antiphon.kit.pytest_plugin.snapshot_files import compare_lines
 
@@ -81,7 +82,7 @@ def test_a_reset_reaches_the_client_as_a_reset(start_relay: StartRelay) -> None:
         read_request(connection)
         connection.sendall(REPLY + b"5\r\nhello\r\n")
         connection.recv(1)
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, CLOSE_WITH_RESET)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, LINGER_NOT)
 
     relay = start_relay(handle)
     with socket.create_connection(("127.0.0.1", urlsplit(relay.url).port)) as client:

@@ -1,0 +1,1 @@
+"""Turns the output of the engine into events of the turn."""

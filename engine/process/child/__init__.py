@@ -1,0 +1,1 @@
+"""The worker process itself: its loop, and its ends of the connections to the parent."""

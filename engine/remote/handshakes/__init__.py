@@ -1,0 +1,1 @@
+"""Requests that a remote server answers before jobs are sent to it, and checks of its answers."""

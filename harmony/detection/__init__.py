@@ -1,0 +1,1 @@
+"""Finds the dialect of a model from its template, its tokenizer and its files."""
