@@ -107,6 +107,12 @@ class UsageRecorder:
         known = sums.get(spender, 0) if self._clock() < end else 0
         return known + self._in_flight.get(spender, 0) + self._pending.get(spender, 0)
 
+    @property
+    def num_kept_rows(self) -> int:
+        """Number of rows in memory: sums of hours, of minutes, and of the current minute."""
+        minutes = sum(len(rows) for _, rows in self._minutes)
+        return len(self._hours) + len(self._changed) + minutes + len(self._recent)
+
     async def read_periods(self, query: UsageQuery) -> list[UsageRow]:
         """Returns sums of all servers; those of other servers are at most `USAGE_WRITE_INTERVAL_S` old."""
         await self.flush()

@@ -83,7 +83,7 @@ class ChildServer:
         self.failure: str | None = None
         self.has_served = False
         self.pid: int | None = None
-        self._command, self._lines = tuple(command), deque[str](maxlen=KEPT_LINES)
+        self.command, self._lines = tuple(command), deque[str](maxlen=KEPT_LINES)
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -121,7 +121,7 @@ class ChildServer:
     async def _run_once(self) -> str:
         """Runs the server until it exits. Returns the reason in one line."""
         self._lines.clear()
-        arguments = (sys.executable, "-P", "-c", GUARD, str(TERM_TIMEOUT_S), *self._command)
+        arguments = (sys.executable, "-P", "-c", GUARD, str(TERM_TIMEOUT_S), *self.command)
         guard = await asyncio.create_subprocess_exec(
             *arguments,
             stdin=asyncio.subprocess.PIPE,

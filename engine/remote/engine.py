@@ -57,7 +57,7 @@ class RemoteEngine:
         on_status: Callable[[str], None] = lambda _: None,
         child: ChildServer | None = None,
     ) -> None:
-        self._child = child
+        self.child = child
         if child is not None:
             child.on_exit = self._on_child_exit
         self._options, self._base_info, self._on_status = options, info, on_status
@@ -100,8 +100,8 @@ class RemoteEngine:
         """Returns as soon as one replica can take jobs. Raises `LoadError` if none of them fits the model here."""
         if self._monitors:
             return
-        if self._child is not None:
-            self._child.start()
+        if self.child is not None:
+            self.child.start()
         self._replicas = tuple(
             Replica(endpoint, self.setup, api_key=self._api_key, on_change=self._on_change)
             for endpoint in self._options.endpoints
@@ -114,8 +114,8 @@ class RemoteEngine:
                 await self.close()
                 raise LoadError(failure)
             await self._wait_for_change()
-        if self._child is not None:
-            self._child.has_served = True
+        if self.child is not None:
+            self.child.has_served = True
 
     async def close(self) -> None:
         """Ends every job in flight and closes all connections."""
@@ -129,8 +129,8 @@ class RemoteEngine:
             await asyncio.wait(pending)
         for replica in self._replicas:
             replica.close()
-        if self._child is not None:
-            await self._child.close()
+        if self.child is not None:
+            await self.child.close()
         self._replicas, self._info = (), None
         self._changed.set()
 
@@ -156,8 +156,8 @@ class RemoteEngine:
             return NOT_RUNNING
         if any(replica.profile is not None for replica in self._replicas):
             return None
-        if self._child is not None and self._child.status is not None:
-            return self._child.status
+        if self.child is not None and self.child.status is not None:
+            return self.child.status
         return "; ".join(replica.unready_reason or NOT_RUNNING for replica in self._replicas)
 
     def capacity(self) -> int:
@@ -242,8 +242,8 @@ class RemoteEngine:
 
     def _find_failure(self) -> str | None:
         """Returns the reason why no replica will ever take jobs; None if waiting may help."""
-        if self._child is not None and self._child.failure is not None:
-            return self._child.failure
+        if self.child is not None and self.child.failure is not None:
+            return self.child.failure
         mismatches = [replica.mismatch for replica in self._replicas if replica.mismatch is not None]
         if len(mismatches) < len(self._replicas):
             return None

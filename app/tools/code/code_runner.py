@@ -79,6 +79,11 @@ class CodeRunner:
         self._ends: set[asyncio.Task[None]] = set()
         self._is_closed = False
 
+    @property
+    def sessions(self) -> "dict[str, AsyncMontySession | None]":
+        """The sessions of containers by their ids, the one whose last run is longest ago first. None: it has ended."""
+        return {container_id: container.session for container_id, container in self._containers.items()}
+
     def has_container(self, owner: str, container_id: str) -> bool:
         """Tells whether the owner has this container. Those of other owners are as unknown as those that never were."""
         container = self._containers.get(container_id)

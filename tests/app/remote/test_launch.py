@@ -104,9 +104,9 @@ async def test_missing_command_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def test_vllm_is_started_restarted_and_ended(vllm_command: Path) -> None:
     engine = await create_engine(engine_options=EngineOptions(max_model_len=1000))
-    child = engine._child
+    child = engine.child
     assert child is not None
-    flags = " ".join(child._command)
+    flags = " ".join(child.command)
     assert "--structured-outputs-config" in flags and flags.endswith("--max-model-len 1000")
     await engine.start()
     assert await run_job(engine) == (50, EOS)
@@ -124,7 +124,7 @@ async def test_vllm_is_started_restarted_and_ended(vllm_command: Path) -> None:
     await wait_until(lambda: engine.unready_reason() is None)
     assert await run_job(engine) == (50, EOS)
     second = list_session(child.pid)
-    folder = Path(child._command[child._command.index("--uds") + 1]).parent
+    folder = Path(child.command[child.command.index("--uds") + 1]).parent
     await engine.close()
     await wait_until(lambda: not any(is_alive(pid) for pid in second))
     assert not folder.exists()
@@ -132,7 +132,7 @@ async def test_vllm_is_started_restarted_and_ended(vllm_command: Path) -> None:
 
 async def test_killed_guard_leaves_no_server(vllm_command: Path) -> None:
     engine = await create_engine()
-    child = engine._child
+    child = engine.child
     assert child is not None
     await engine.start()
     assert child.pid is not None
@@ -161,7 +161,7 @@ from tests.app.remote.test_launch import create_engine
 async def main():
     engine = await create_engine()
     await engine.start()
-    print(engine._child.pid, flush=True)
+    print(engine.child.pid, flush=True)
     await asyncio.Event().wait()
 asyncio.run(main())
 """

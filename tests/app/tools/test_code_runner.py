@@ -32,8 +32,9 @@ async def run(runner: CodeRunner, code: str, container: str = "cntr_1", owner: s
 
 
 def worker_pids(runner: CodeRunner) -> list[int]:
-    sessions = [container.session for container in runner._containers.values()]
-    return [pid for session in sessions if session is not None and (pid := session.worker_pid) is not None]
+    return [
+        pid for session in runner.sessions.values() if session is not None and (pid := session.worker_pid) is not None
+    ]
 
 
 async def wait_until_dead(pid: int) -> None:
@@ -304,7 +305,7 @@ async def test_owner_has_a_limit_of_containers() -> None:
     await run(runner, "x = 0", "cntr_other", "other")
     for number in range(4):
         await run(runner, f"x = {number}", f"cntr_{number}")
-    assert list(runner._containers) == ["cntr_other", "cntr_2", "cntr_3"]
+    assert list(runner.sessions) == ["cntr_other", "cntr_2", "cntr_3"]
     await runner.close()
 
 

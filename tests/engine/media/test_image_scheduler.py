@@ -77,6 +77,12 @@ def cancel_and_ask_again(scheduler: ImageScheduler, encoder: GatedEncoder) -> An
     return second
 
 
+def wait_for_old_task(scheduler: ImageScheduler) -> None:
+    wait_with_progress(
+        lambda: scheduler._thread is not None and scheduler._thread._result is not None, "the old task has ended"
+    )
+
+
 def wait_for_features(scheduler: ImageScheduler, user: Any) -> None:
     wait_with_progress(
         lambda: scheduler.update([user]) or user.pictures.features[0] is not None, "the picture is encoded"
@@ -92,9 +98,7 @@ def test_a_cancelled_encoding_takes_no_later_request_with_it(
     if answer_first:
         scheduler.provide_tensors("second", SPAN.key, ARRAYS)
     encoder.gate.set()
-    wait_with_progress(
-        lambda: scheduler._thread is not None and scheduler._thread._result is not None, "the old task has ended"
-    )
+    wait_for_old_task(scheduler)
     assert not scheduler.update([second])
     if not answer_first:
         scheduler.provide_tensors("second", SPAN.key, ARRAYS)
@@ -108,9 +112,7 @@ def test_the_answer_that_a_picture_is_gone_may_come_after_a_cancelled_encoding(
 ) -> None:
     second = cancel_and_ask_again(scheduler, encoder)
     encoder.gate.set()
-    wait_with_progress(
-        lambda: scheduler._thread is not None and scheduler._thread._result is not None, "the old task has ended"
-    )
+    wait_for_old_task(scheduler)
     assert not scheduler.update([second])
     scheduler.refuse("second", SPAN.key, "the picture is gone")
     [(failed, fault)] = scheduler.update([second])
