@@ -6,7 +6,7 @@ from litestar.params import FromPath
 from litestar.response import Response
 
 from antiphon.app.context import AnyRequest, request_models, server_context
-from antiphon.app.errors import ANTHROPIC_HEADER, ApiError, clip_text
+from antiphon.app.errors import ANTHROPIC_HEADER, ApiError, clip_text, report_engine_errors
 from antiphon.app.http.body_parsing import parse_body
 from antiphon.app.http.endpoints.endpoint import endpoint
 from antiphon.app.projections.codex_models import codex_model
@@ -14,7 +14,6 @@ from antiphon.app.projections.models import anthropic_model, context_length, oll
 from antiphon.app.registry.model_registry import ModelRegistry
 from antiphon.app.requests.query_fields import BetaQuery
 from antiphon.app.route_helpers.http_replies import json_reply
-from antiphon.engine.protocol import EngineError
 
 OLLAMA_VERSION = "0.14.0"
 """Ollama version to report. Agents reject servers that are older than the version they require."""
@@ -92,7 +91,5 @@ async def show_ollama_model(request: AnyRequest) -> Response[Any]:
     model = request_models(request).get_model(name)
     if model is None:
         raise ApiError(404, "model_not_found", f"model '{clip_text(name)}' not found")
-    try:
+    with report_engine_errors():
         return json_reply(ollama_model(model, server_context(request).settings))
-    except EngineError as error:
-        raise ApiError(503, error.code, error.message) from None

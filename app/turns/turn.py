@@ -119,7 +119,7 @@ class Turn:
                 self._processor.finish_stats(time.monotonic())
             finally:
                 self.log.end_log()
-                self._reject(ApiError(503, "cancelled", CANCELLED_BEFORE_START_MESSAGE))
+                self._reject(from_engine(EngineError("cancelled", CANCELLED_BEFORE_START_MESSAGE)))
 
     async def _generate(self) -> None:
         """Runs the jobs on the engine until the turn is over, which may be before the engine has finished them."""

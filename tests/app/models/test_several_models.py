@@ -299,6 +299,12 @@ def test_background_and_websocket_turns_wait_for_the_load_and_keep_the_model(sta
         assert stored["status"] == "completed"
 
 
+def test_description_of_a_model_that_loads_can_be_asked_for_again(start: Callable[..., Any]) -> None:
+    with start(memory=10) as (server, _):
+        reply = httpx.post(f"{server.root}/api/show", json={"model": "writer"})
+        assert (reply.status_code, reply.headers.get("retry-after")) == (503, "1"), reply.text
+
+
 @pytest.mark.parametrize(
     ("path", "body", "kind"),
     [

@@ -110,6 +110,19 @@ async def test_rejected_job_is_an_error_before_any_event() -> None:
     await wait_until_idle(scripted)
 
 
+async def test_turn_that_is_cancelled_before_its_first_event_can_be_tried_again() -> None:
+    scripted = ScriptedTurns([{"stall": True}], TurnTimeouts(queue_after_s=HANG_TIMEOUT_S), max_num_seqs=1)
+    first, waiting = await scripted.start_turn(), asyncio.create_task(scripted.start_turn())
+    while scripted.manager.num_running < 2:
+        await asyncio.sleep(0.01)
+    assert first.stats is not None
+    assert scripted.manager.cancel_turns_of_keys(frozenset((first.stats.key.digest,))) == 2
+    with pytest.raises(ApiError) as caught:
+        await waiting
+    assert (caught.value.status, caught.value.code, caught.value.headers) == (503, "cancelled", (("retry-after", "1"),))
+    await wait_until_idle(scripted)
+
+
 async def test_prompt_longer_than_the_context_is_rejected() -> None:
     scripted = ScriptedTurns(["Hi"], info=EngineInfo(max_model_len=8, vocab_size=1000, eos_ids=()))
     with pytest.raises(ApiError) as caught:
