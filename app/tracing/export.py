@@ -1,6 +1,9 @@
 """The queue of spans, and the thread that sends them. A collector never delays a request: what has no place is dropped.
 
 A collector that does not answer delays the exit of the server by `EXPORT_CLOSE_TIMEOUT_S` at most.
+
+`BatchSpanProcessor` of OpenTelemetry 1.45 does not do this: a full queue drops its oldest spans and tells no number, a
+batch that is not delivered is not reported, and the end waits for its thread for up to 30 s.
 """
 
 import logging
