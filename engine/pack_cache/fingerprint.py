@@ -27,7 +27,9 @@ LAYOUT_SOURCES = (
 )
 """Sources that decide about the bytes of packed weights."""
 
-CHECKED_FOLDERS = ("cache", "checkpoint", "forward", "kernels", "load", "model_build", "optimize", "pack_cache")
+CHECKED_FOLDERS = (
+    *("cache", "checkpoint", "forward", "host", "kernels", "load", "model_build", "optimize", "pack_cache"),
+)
 """Folders whose code the checks of a start run."""
 
 NUMBER_SOURCES = ("adapters/*.py", "scheduler/*.py", "prefix_disk/*.py")
