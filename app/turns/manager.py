@@ -181,9 +181,10 @@ class TurnManager:
     def cancel_turns_of_keys(self, digests: frozenset[bytes]) -> int:
         """Cancels the turns of these API keys, also those that are being prepared. Returns their number."""
         turns = [turn for turn in self._running.values() if turn.stats.key.digest in digests]
+        refusal = refuse_key("This API key is not valid any more.")
         for turn in turns:
-            turn.cancel_turn()
-        return len(turns) + self._preparations.refuse_keys(digests, refuse_key("This API key is not valid any more."))
+            turn.cancel_turn(refusal=refusal)
+        return len(turns) + self._preparations.refuse_keys(digests, refusal)
 
     def steer_turn(self, response_id: str) -> None:
         """Ends the turn of this response between two items, if it runs in this process and has called no tool."""
@@ -209,7 +210,7 @@ class TurnManager:
     async def drain(self, seconds: float) -> None:
         """Rejects new turns, waits up to `seconds` for the running ones, then ends those left.
 
-        A turn counts as running from its admission on. Those that another process can continue with stay open in the
+        A turn counts as running from its admission on. Those that another process can continue stay open in the
         store. The others end as failed.
         """
         self._last_turns = list(self._running.values())
@@ -278,7 +279,7 @@ class TurnManager:
         turn.task.add_done_callback(lambda _: self._on_turn_end(model, turn, processor, slot))
 
     async def resume_turn(self, model: ServedModel, stored: ContinuableTurn, log: EventLog) -> None:
-        """Continues with a turn that another process began, and whose log belongs to this one now.
+        """Continues a turn that another process began, and whose log belongs to this one now.
 
         Raises `ReplayError` or `ValueError` if the stored events are not those that the stored tokens give here.
         """

@@ -66,6 +66,7 @@ class Turn:
         self._compaction, self._rounds, self._grammar_param = compaction, rounds, grammar_param
         self._processor, self.engine, self._job, self._timeouts = processor, engine, job, timeouts
         self._interruption = Ending("cancelled")
+        self._refusal = from_engine(EngineError("cancelled", CANCELLED_BEFORE_START_MESSAGE))
         self._loop = asyncio.get_running_loop()
         self.started: asyncio.Future[None] = self._loop.create_future()
         self._last_write_at = time.monotonic()
@@ -75,8 +76,9 @@ class Turn:
         self.task = asyncio.create_task(self._run_turn(), name=f"turn-{log.id}")
         """It never raises."""
 
-    def cancel_turn(self, cause: Cause = "cancelled") -> None:
-        """Ends the turn as cancelled, unless it has ended."""
+    def cancel_turn(self, cause: Cause = "cancelled", refusal: ApiError | None = None) -> None:
+        """Ends the turn as cancelled, unless it has ended; with the error `refusal` if it has no event yet."""
+        self._refusal = refusal or self._refusal
         self._interrupt(Ending(cause))
 
     def steer_turn(self) -> None:
@@ -119,7 +121,7 @@ class Turn:
                 self._processor.finish_stats(time.monotonic())
             finally:
                 self.log.end_log()
-                self._reject(from_engine(EngineError("cancelled", CANCELLED_BEFORE_START_MESSAGE)))
+                self._reject(self._refusal)
 
     async def _generate(self) -> None:
         """Runs the jobs on the engine until the turn is over, which may be before the engine has finished them."""

@@ -110,16 +110,23 @@ async def test_rejected_job_is_an_error_before_any_event() -> None:
     await wait_until_idle(scripted)
 
 
-async def test_turn_that_is_cancelled_before_its_first_event_can_be_tried_again() -> None:
+@pytest.mark.parametrize(("is_key_revoked", "error"), [(True, (401, "invalid_api_key")), (False, (503, "cancelled"))])
+async def test_turn_that_is_cancelled_before_its_first_event_tells_whether_to_try_again(
+    is_key_revoked: bool, error: tuple[int, str]
+) -> None:
     scripted = ScriptedTurns([{"stall": True}], TurnTimeouts(queue_after_s=HANG_TIMEOUT_S), max_num_seqs=1)
     first, waiting = await scripted.start_turn(), asyncio.create_task(scripted.start_turn())
     while scripted.manager.num_running < 2:
         await asyncio.sleep(0.01)
-    assert first.stats is not None
-    assert scripted.manager.cancel_turns_of_keys(frozenset((first.stats.key.digest,))) == 2
+    if is_key_revoked:
+        assert first.stats is not None
+        assert scripted.manager.cancel_turns_of_keys(frozenset((first.stats.key.digest,))) == 2
+    else:
+        await scripted.manager.drain(0)
     with pytest.raises(ApiError) as caught:
         await waiting
-    assert (caught.value.status, caught.value.code, caught.value.headers) == (503, "cancelled", (("retry-after", "1"),))
+    assert (caught.value.status, caught.value.code) == error
+    assert ("retry-after", "1") in caught.value.headers or is_key_revoked
     await wait_until_idle(scripted)
 
 
