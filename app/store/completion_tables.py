@@ -9,7 +9,7 @@ from antiphon.app.requests.chat.stored import ChatMessages, CompletionsQuery
 from antiphon.app.store.base import StoredCompletion
 from antiphon.app.store.blobs.blob_tables import BlobHolder, BlobTables
 from antiphon.app.store.history.deleted_entries import DeletedEntries
-from antiphon.app.store.sql_connection import SqlConnection
+from antiphon.app.store.sql_connection import SqlConnection, write_marks
 from antiphon.app.turn_types.blob_urls import NO_BLOBS, BlobContents, find_message_blobs
 from antiphon.app.turn_types.reply_form import ChatForm
 
@@ -105,7 +105,7 @@ class CompletionTables:
             conditions.append(f"({self._text_position}(metadata, ?) > 0 OR {self._text_position}(metadata, ?) > 0)")
             values += ("{" + pair, "," + pair)
         if excluded:
-            conditions.append(f"id NOT IN ({', '.join('?' * len(excluded))})")
+            conditions.append(f"id NOT IN ({write_marks(len(excluded))})")
             values += excluded
         if query.after is not None:
             place = self._deleted.find_place("chat_completions", owner, query.after, descending=descending)

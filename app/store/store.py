@@ -110,7 +110,7 @@ class ResponseStore:
     def continue_turns(
         self, digests: Mapping[str, str], continue_within_s: float, on_claimed: Callable[[EventLog], None]
     ) -> None:
-        """Continues with the responses of processes that are dead, if their models are among those here.
+        """Continues the responses of processes that are dead, if their models are among those here.
 
         `digests` has the digest of each model by its name. `on_claimed` gets each such log on the event loop, with the
         events that are stored; it belongs to this process then. A response of another model is left to other processes

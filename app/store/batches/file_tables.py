@@ -36,7 +36,7 @@ class FileTables:
 
     def insert_file(self, owner: str, file: StoredFile, writer: str) -> None:
         """Inserts a file without content, which `writer` is going to write."""
-        statement = f"INSERT INTO files ({_COLUMNS}, owner, writer) VALUES ({', '.join('?' * 10)})"  # noqa: S608
+        statement = f"INSERT INTO files ({_COLUMNS}, owner, writer) VALUES ({write_marks(10)})"  # noqa: S608
         row = (file.id, file.created_at, file.expires_at, file.filename, file.purpose, 0, file.media_type)
         self._connection.execute(statement, (*row, file.upload_id, owner, writer))
 

@@ -31,7 +31,7 @@ class ClaimedResponses:
     def __init__(self, reader: Database, logs: TrackedLogs, name: str) -> None:
         self._reader, self._logs, self._name = reader, logs, name
         self.on_claimed: Callable[[EventLog], None] = lambda _: None
-        """Receives each log that this process continues with."""
+        """Receives each log that this process continues."""
         self._waiting: deque[ClaimedResponse] = deque()
         self._task: asyncio.Task[None] | None = None
         self._is_closed = False

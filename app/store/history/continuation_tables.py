@@ -1,4 +1,4 @@
-"""SQL statements of the table of responses that another process can continue with, as methods of one connection."""
+"""SQL statements of the table of responses that another process can continue, as methods of one connection."""
 
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -7,7 +7,7 @@ from antiphon.app.store.sql_connection import SqlConnection
 from antiphon.app.turn_types.continuation import Continuation
 
 MAX_CONTINUATIONS = 3
-"""Number of processes that may continue with a response: one that ends all of them is given up."""
+"""Number of processes that may continue a response: one that ends all of them is given up."""
 
 
 class StoredContinuation(NamedTuple):
@@ -25,14 +25,14 @@ class ContinuationTables:
         self._connection = connection
 
     def insert(self, rows: Iterable[tuple[str, Continuation]]) -> None:
-        """Inserts what is needed to continue with new responses, by their ids."""
+        """Inserts what is needed to continue new responses, by their ids."""
         statement = "INSERT INTO continuations (response, model, digest, data) VALUES (?, ?, ?, ?)"
         for response_id, continuation in rows:
             values = response_id, continuation.model, continuation.digest, continuation.data
             self._connection.execute(statement, values)
 
     def find(self, response_id: str) -> StoredContinuation | None:
-        """Returns what is needed to continue with a response; None if no process can."""
+        """Returns what is needed to continue a response; None if no process can."""
         query = "SELECT model, digest, data, position, attempts FROM continuations WHERE response = ?"
         row = self._connection.execute(query, (response_id,)).fetchone()
         if row is None:
@@ -40,7 +40,7 @@ class ContinuationTables:
         return StoredContinuation(Continuation(model=row[0], digest=row[1], data=bytes(row[2])), row[3], row[4])
 
     def count_attempt(self, response_id: str) -> None:
-        """Records that a process continues with a response."""
+        """Records that a process continues a response."""
         self._connection.execute("UPDATE continuations SET attempts = attempts + 1 WHERE response = ?", (response_id,))
 
     def delete(self, ids: Sequence[str]) -> None:

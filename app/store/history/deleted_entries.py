@@ -17,6 +17,8 @@ MAX_DELETED_ENTRIES = 10_000
 _COLUMNS = ("list", "owner", "entry", "created", "position")
 ListTable = Literal["files", "batches", "chat_completions", "conversation_items", "turn_summaries"]
 """Tables whose rows are entries of a list."""
+TimedTable = Literal["files", "batches", "chat_completions"]
+"""Tables whose rows have the time of an entry and its position in the list."""
 Entry = tuple[str, str, float, int]
 """Owner and id of an entry, its time and its position."""
 EntryPlace = tuple[float, int]
@@ -36,7 +38,7 @@ class DeletedEntries:
             insert_rows(self._connection, "deleted_entries", _COLUMNS, part)
 
     def find_place(
-        self, table: ListTable, owner: str, entry_id: str, *, descending: bool, condition: str = "1 = 1"
+        self, table: TimedTable, owner: str, entry_id: str, *, descending: bool, condition: str = "1 = 1"
     ) -> EntryPlace | None:
         """Returns the place of the owner's entry with a condition on its row, or of one that was deleted."""
         query = f"SELECT created, position FROM {table} WHERE owner = ? AND id = ? AND {condition}"  # noqa: S608

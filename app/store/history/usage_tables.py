@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from msgspec import Struct, structs
 
-from antiphon.app.store.sql_connection import SqlConnection
+from antiphon.app.store.sql_connection import SqlConnection, write_marks
 
 COLUMNS = ("owner", "key_id", "model")
 
@@ -73,7 +73,7 @@ class UsageTable:
         for row in rows:
             self._connection.execute(
                 f"INSERT INTO usage_hours (hour, owner, key_id, model, writer, {_COLUMNS}) "  # noqa: S608
-                f"VALUES (?, ?, ?, ?, ?, {', '.join('?' * len(NUMBERS))}) "
+                f"VALUES (?, ?, ?, ?, ?, {write_marks(len(NUMBERS))}) "
                 f"ON CONFLICT (hour, owner, key_id, model, writer) DO UPDATE SET {updates}",
                 (row.start, row.owner, row.key_id, row.model, writer, *(getattr(row.counts, name) for name in NUMBERS)),
             )
@@ -93,7 +93,7 @@ class UsageTable:
         conditions = ["hour >= ?", "hour < ?"]
         values: list[int | str] = [query.start, query.end]
         for name, allowed in query.only.items():
-            conditions.append(f"{name} IN ({', '.join('?' * len(allowed)) or 'NULL'})")
+            conditions.append(f"{name} IN ({write_marks(len(allowed)) or 'NULL'})")
             values += allowed
         period_s = int(query.period_s)
         rows = self._connection.execute(

@@ -78,7 +78,7 @@ class TrackedLogs:
         return next((table[key] for table in tables if key in table), None) or self.recent.find(*key)
 
     def adopt(self, log: EventLog) -> None:
-        """Tracks a log that another process began and this one continues with.
+        """Tracks a log that another process began and this one continues.
 
         Readers of the log as that of the other process stay there: its events come from the database.
         """

@@ -43,7 +43,7 @@ class StoreUpkeep:
         """Time at which a response was first left to other processes, by its id."""
 
     def claim_responses(self) -> None:
-        """Claims the responses of dead processes, to continue with them or to end them, or leaves them to others."""
+        """Claims the responses of dead processes, to continue them or to end them, or leaves them to others."""
         orphans = self._database.list_orphaned(self._is_alive)
         found = {response_id: self._database.continuations.find(response_id) for _, response_id, _ in orphans}
         self._left_at = {response_id: at for response_id, at in self._left_at.items() if response_id in found}
@@ -58,7 +58,7 @@ class StoreUpkeep:
                 self._claim_orphan(ClaimedResponse(owner, response_id), writer)
 
     def _is_left_to_others(self, response_id: str) -> bool:
-        """Tells whether another process may still continue with a response, or this one once its models are known."""
+        """Tells whether another process may still continue a response, or this one once its models are known."""
         now = time.monotonic()
         return self.digests is None or now - self._left_at.setdefault(response_id, now) < self.continue_within_s
 

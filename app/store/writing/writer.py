@@ -75,7 +75,7 @@ class StoreWriter:
         self._thread.start()
 
     def continue_turns(self, digests: Mapping[str, str], continue_within_s: float) -> None:
-        """Sets which responses of dead processes this one continues with: see `ResponseStore.continue_turns`."""
+        """Sets which responses of dead processes this one continues: see `ResponseStore.continue_turns`."""
         self._upkeep.continue_within_s = continue_within_s
         self._upkeep.digests = digests
 
