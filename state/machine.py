@@ -51,7 +51,7 @@ from antiphon.state.drafts import (
 from antiphon.state.emitter import EventEmitter, ItemPosition
 from antiphon.state.ids import IdFactory, NewId
 from antiphon.state.segments import (
-    SERVER_TOOL_KINDS,
+    HOSTED_TOOL_KINDS,
     Arguments,
     Call,
     Cite,
@@ -186,7 +186,7 @@ class Machine:
                 self._piece = EMPTY_PIECE
                 self._apply_input(Input.ARGUMENTS)
             case Call(kind=kind):
-                self._apply_input(Input.TOOL if kind in SERVER_TOOL_KINDS else Input.CALL)
+                self._apply_input(Input.TOOL if kind in HOSTED_TOOL_KINDS else Input.CALL)
             case _:
                 self._apply_input(_SEGMENT_INPUTS[type(segment)])
 
@@ -293,7 +293,7 @@ class Machine:
                 return MessageDraft(self._next_position("msg"), self._emitter, None, "refusal")
             case Call(kind="mcp_approval"):
                 return ApprovalDraft(self._next_position("mcpr"), self._emitter, segment, self._create_approval_id)
-            case Call(kind=kind) if kind in SERVER_TOOL_KINDS:
+            case Call(kind=kind) if kind in HOSTED_TOOL_KINDS:
                 return create_server_draft(segment, self._next_position(CALL_ID_PREFIXES[kind]), self._emitter)
             case Call(kind=kind, call_id=native):
                 position, call_id = self._next_position(CALL_ID_PREFIXES[kind]), self._ids.call_id_for(native)

@@ -18,7 +18,7 @@ HostedToolKind = Literal["mcp", "web_search", "code_interpreter", "file_search"]
 ToolKind = Literal[
     "function", "custom", "shell", "apply_patch", "local_shell", "tool_search", "mcp_approval", HostedToolKind
 ]
-SERVER_TOOL_KINDS: frozenset[ToolKind] = frozenset(get_args(HostedToolKind))
+HOSTED_TOOL_KINDS: frozenset[ToolKind] = frozenset(get_args(HostedToolKind))
 Execution = Literal["client", "server"]
 """Who runs a search among deferred tools."""
 

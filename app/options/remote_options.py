@@ -47,7 +47,7 @@ class RemoteServeOptions(Struct, frozen=True, kw_only=True):
     continuation: Annotated[
         ContinuationPolicy,
         _remote(
-            "Responses whose server is lost: all go on, or those fail that have a field which the next server would "
+            "Responses whose server is lost: all continue, or those fail that have a field which the next server would "
             "count anew (seed, presence_penalty, frequency_penalty).",
             name="continue",
         ),

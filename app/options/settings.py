@@ -84,7 +84,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     continue_within: Annotated[
         float,
         _server(
-            "Seconds for which a response waits for an engine that is lost, and then goes on; 0: it fails.", minimum=0
+            "Seconds for which a response waits for an engine that is lost, and then continues; 0: it fails.", minimum=0
         ),
     ] = 60.0
     """Also the time for which a response in the background is left to other servers after its own has died."""
@@ -247,8 +247,8 @@ class Settings(Struct, frozen=True, kw_only=True):
     hosted_tools: Annotated[
         tuple[str, ...],
         _tools(
-            "Tool that stands for a hosted one: web_search, open_page or code_interpreter; code_interpreter=monty "
-            "runs code in a sandbox of this server; repeatable.",
+            "MCP tool that runs the calls of a type: web_search, open_page or code_interpreter; "
+            "code_interpreter=monty runs code in a sandbox of this server; repeatable.",
             name="hosted",
             metavar="TYPE=LABEL/TOOL",
         ),

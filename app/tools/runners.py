@@ -105,7 +105,7 @@ class McpRunner:
 
 
 class MappedTool(Struct, frozen=True):
-    """The tool of an MCP server that stands for a hosted one, and its argument for the query, page or code."""
+    """The tool of an MCP server that runs the calls of a hosted one, and its argument for the query, page or code."""
 
     label: str
     name: str

@@ -4,7 +4,7 @@ from msgspec import Struct
 
 
 class Continuation(Struct, frozen=True, kw_only=True):
-    """The part of a turn that another process needs to continue with it: see `app.turns.continuation`."""
+    """The part of a turn that another process needs to continue it: see `app.turns.continuation`."""
 
     model: str
     digest: str

@@ -68,7 +68,7 @@ DESCRIPTIONS: dict[Cause, str] = {
     "deadline": "The turn was not done by the client's deadline.",
     "rejected": "The request, or the prompt of a later round, cannot be served.",
     "engine_fault": "The engine failed, or refused the request.",
-    "store_unavailable": "The server could not store what must be stored before the turn goes on.",
+    "store_unavailable": "The server could not store what must be stored before the turn continues.",
     "server_shutdown": "The server was shut down.",
     "server_restarted": "The server process stopped before the turn was complete.",
     "server_bug": "The server has a bug; its log has the trace.",

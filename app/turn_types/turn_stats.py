@@ -109,7 +109,7 @@ class TurnStats(Struct, kw_only=True):
     response_id: str
     model: str
     key: ApiKey = NO_KEY
-    """API key of the request; that of the owner alone once another process continues with the turn."""
+    """API key of the request; that of the owner alone once another process continues the turn."""
     api: Api = "responses"
     times: TurnTimes = field(default_factory=TurnTimes)
     jobs: list[JobTimes] = []

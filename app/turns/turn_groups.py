@@ -105,7 +105,7 @@ async def abort_turns(turns: Sequence[Turn], error: BaseException) -> None:
 async def end_turns(turns: Sequence[Turn], deadline: float) -> None:
     """Waits for turns until a time of the monotonic clock, then ends those left.
 
-    Those that another process can continue with stay open in the store. The others end as failed.
+    Those that another process can continue stay open in the store. The others end as failed.
     """
     if not turns:
         return

@@ -84,7 +84,7 @@ def _count_turn(stats: TurnStats) -> UsageCounts | None:
     """Returns what a turn adds to the sums of its key; None for nothing.
 
     They equal the sums of what responses say: a turn that was refused has used no tokens, and one that another process
-    continues with is counted there, as a whole, at its end. A rejection is counted where it is answered.
+    continues is counted there, as a whole, at its end. A rejection is counted where it is answered.
     """
     if stats.status in _OPEN_STATUSES or stats.refusal_status == REJECTED_STATUS:
         return None

@@ -1,4 +1,4 @@
-"""Makes what a core needs for pictures from a fitted model and its vision tower."""
+"""Makes what a core needs for pictures from a optimized model and its vision tower."""
 
 import logging
 

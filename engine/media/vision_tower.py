@@ -1,4 +1,4 @@
-"""The part of a model that encodes pictures: kept apart while the text part is fitted, then put back as it was."""
+"""The part of a model that encodes pictures: kept apart while the text part is optimized, then put back as it was."""
 
 import inspect
 from collections.abc import Mapping, Sequence

@@ -1,6 +1,6 @@
 """Writes pages of idle caches in a thread, so that no step waits for the disk.
 
-The tokens of a page lie in a cache whose first tokens no longer change: a sequence that continues with the cache writes
+The tokens of a page lie in a cache whose first tokens no longer change: a sequence that continues from the cache writes
 behind them. The queue therefore holds no copies, only references that keep no cache alive. Code that drops
 tokens of a cache, whose places later ones take, calls `forget` first.
 """

@@ -153,7 +153,7 @@ class Sequence:
         if self.num_generated >= self.max_new_tokens:
             return "length"
         limit = self.max_repetition_tokens
-        # The end of the output is compared once per `REPETITION_STEP` tokens; a repetition is found then.
+        # The end of the output is compared once per `REPETITION_STEP` tokens; one that lasts is found then.
         is_due = limit and self.num_generated >= limit and self.num_generated % REPETITION_STEP == 0
         return "repetition" if is_due and is_repetition(self.tokens[-limit:]) else None
 

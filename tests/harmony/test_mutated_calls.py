@@ -18,7 +18,7 @@ from antiphon.harmony.format import ModelFormat, PromptInput
 from antiphon.harmony.parsing.reader import TapeReader
 from antiphon.harmony.rendered_prompt import RenderedPrompt
 from antiphon.state.machine import Machine
-from antiphon.state.segments import SERVER_TOOL_KINDS, Arguments, Call, Say, Segment, Think
+from antiphon.state.segments import HOSTED_TOOL_KINDS, Arguments, Call, Say, Segment, Think
 from tests.counts import FULL_COUNTS
 from tests.harmony import mutated_calls, parser_helpers
 from tests.harmony.dialect_outputs import REAL_OUTPUTS
@@ -74,7 +74,7 @@ def encode_events(segments: Sequence[Segment]) -> None:
     events = [*machine.begin()]
     for segment in segments:
         events += machine.feed(segment)
-        if isinstance(segment, Call) and segment.kind in SERVER_TOOL_KINDS:
+        if isinstance(segment, Call) and segment.kind in HOSTED_TOOL_KINDS:
             break  # the server runs the tool, and the output ends there
     events += machine.cut()
     for event in events:

@@ -90,9 +90,9 @@ def _make_host() -> ToolHost:
         name: ToolTarget("notes", tool, "text")
         for name, tool in (("web_search", "search"), ("open_page", "page"), ("code_interpreter", "run"))
     }
-    builtins = HostedTools(HostedOptions(**targets), servers, lambda prefix: f"{prefix}_0", None)
+    hosted = HostedTools(HostedOptions(**targets), servers, lambda prefix: f"{prefix}_0", None)
     signer = ApprovalSigner(Sealer(b"x" * SEAL_KEY_BYTES).derive_key("approvals"))
-    return ToolHost(servers, builtins, ApprovalReader(signer), HostPolicy())
+    return ToolHost(servers, hosted, ApprovalReader(signer), HostPolicy())
 
 
 def _make_manager(recorder: TurnRecorder | None = None) -> Any:

@@ -124,8 +124,8 @@ class CountTokensBody(RequestBody, frozen=True, kw_only=True):
     """Required. The roles are `user`, `assistant` and `system`. Text of the assistant's as the last message is
     continued, but not with `thinking`, and not by gpt-oss. Blocks: `text`, `image`, `document`, `search_result`,
     `tool_use`, `tool_result`, `thinking` and `redacted_thinking`, which must be signed by this server. Blocks of MCP
-    calls, web searches, web pages and code are shown to the model as calls with outputs; those of other hosted tools
-    are accepted and not shown."""
+    calls, web searches, web pages and code are shown to the model as calls with outputs; those of Anthropic's
+    other server tools are accepted and not shown."""
     system: Honoured[Text | Objects] = None
     """A string or text blocks. A first block that is one line `x-anthropic-billing-header: …`, as Claude Code sends it,
     is not part of the prompt: it differs in every session, so that no cached prompt would fit. The reply's header
@@ -133,8 +133,8 @@ class CountTokensBody(RequestBody, frozen=True, kw_only=True):
     tools: Honoured[ToolObjects] = None
     """At most 128. Tools with an `input_schema`; `strict` is enforced during sampling. `mcp_toolset` chooses tools of
     `mcp_servers`. `web_search_…` and `code_execution_…` are run by this server if the operator maps `web_search` and
-    `code_interpreter` (`--hosted`); all other hosted tools are accepted and not offered to the model. Tools with a
-    schema of Anthropic's own (`bash_…`, `text_editor_…`, `computer_…`, `memory_…`) are refused."""
+    `code_interpreter` (`--hosted`); Anthropic's other server tools are accepted and not offered to the model. Tools
+    with a schema of Anthropic's own (`bash_…`, `text_editor_…`, `computer_…`, `memory_…`) are refused."""
     tool_choice: Honoured[ToolChoiceSettings] = None
     """`auto`, `any`, `tool` or `none`. Enforced in sampling. `disable_parallel_tool_use` ends the turn after one call.
     """

@@ -33,7 +33,7 @@ ResumeTurn = Callable[[ServedModel, ContinuableTurn, EventLog], Awaitable[None]]
 
 
 class TurnContinuer:
-    """Decides which turns other processes can continue with, and passes on those of dead processes.
+    """Decides which turns other processes can continue, and passes on those of dead processes.
 
     `resume` starts the rest of a turn. Nothing is stored or continued before `start`.
     """
@@ -49,9 +49,9 @@ class TurnContinuer:
         """The task of the response of each model that was claimed last."""
 
     def start(self, models: Sequence[ServedModel], continue_within_s: float) -> None:
-        """Reads the models' files, and continues with responses of theirs from then on; 0: ends all as failed.
+        """Reads the models' files, and continues their responses from then on; 0: ends all as failed.
 
-        In a store that ends with this process there is nothing to continue with.
+        In a store that ends with this process there is nothing to continue.
         """
         if continue_within_s > 0 and self._store.is_durable:
             self._models = {model.names[0]: model for model in models}
@@ -65,7 +65,7 @@ class TurnContinuer:
         self._store.continue_turns(self._digests, continue_within_s, self._on_claimed)
 
     async def wait_started(self) -> None:
-        """Waits until the turns that continue elsewhere are known. Raises `ApiError` 503 after `MAX_DIGEST_WAIT_S`."""
+        """Waits until it is known which turns can continue. Raises `ApiError` 503 after `MAX_DIGEST_WAIT_S`."""
         if self._started is not None:  # a shutdown cancels it: then none can
             done, _ = await asyncio.wait({self._started}, timeout=MAX_DIGEST_WAIT_S)
             if not done:
@@ -80,7 +80,7 @@ class TurnContinuer:
         settings: OutputSettings,
         key_id: str = "",
     ) -> Continuation | None:
-        """Returns what another process needs to continue with a turn; None if none could.
+        """Returns what another process needs to continue a turn; None if none could.
 
         `key_id` is the id of the API key that the turn is counted for.
         """
@@ -91,7 +91,7 @@ class TurnContinuer:
         return Continuation(model=name, digest=self._digests[name], data=data)
 
     async def close(self) -> None:
-        """Continues with no response any more. What is claimed is left to the next process."""
+        """Continues no response any more. What is claimed is left to the next process."""
         self._is_closed = True
         for task in [*self._tasks, *filter(None, (self._started,))]:
             task.cancel()

@@ -1,4 +1,4 @@
-"""The part of a turn that another process needs to continue with it, as it is stored with the first step."""
+"""The part of a turn that another process needs to continue it, as it is stored with the first step."""
 
 from collections.abc import Sequence
 
@@ -17,7 +17,7 @@ from antiphon.harmony.tools import ToolSpec, ToolTable
 from antiphon.state.drafts import OutputSettings
 
 FORMAT_NUMBER = 2
-"""Number of the format of stored turns. A process continues with turns of its own number only."""
+"""Number of the format of stored turns. A process continues turns of its own number only."""
 
 
 class ContinuableTurn(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -79,7 +79,7 @@ _decoder = msgspec.msgpack.Decoder(ContinuableTurn, dec_hook=_build_table)
 
 
 def can_continue(spec: TurnSpec, prompt: TurnPrompt) -> bool:
-    """Tells whether another process can continue with a turn.
+    """Tells whether another process can continue a turn.
 
     It can if the turn is a response in the background that has one job: no tools of the server, no compaction, no
     pictures. Events with log-probabilities cannot be compared with those of a second run. A foreground response shows

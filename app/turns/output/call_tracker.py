@@ -2,7 +2,7 @@
 
 from antiphon.app.tools.hosted_turn import HostedTurn
 from antiphon.app.turns.rounds import ServerCall
-from antiphon.state.segments import SERVER_TOOL_KINDS, Arguments, Call, Close, Segment
+from antiphon.state.segments import HOSTED_TOOL_KINDS, Arguments, Call, Close, Segment
 
 
 class CallTracker:
@@ -30,7 +30,7 @@ class CallTracker:
         call = self._open_call
         if call is None or not is_run_by_server(call):
             return None
-        if self._tools is not None and call.kind in SERVER_TOOL_KINDS:
+        if self._tools is not None and call.kind in HOSTED_TOOL_KINDS:
             self._tools.count_call(call)
         return ServerCall(call, "".join(self._arguments))
 
@@ -38,9 +38,9 @@ class CallTracker:
         """Tells whether the model may make this call. Calls that the client runs are always allowed."""
         if self._tools is None or not is_run_by_server(call) or call.approval_request_id is not None:
             return True
-        return self._tools.can_call if call.kind in SERVER_TOOL_KINDS else self._tools.can_search
+        return self._tools.can_call if call.kind in HOSTED_TOOL_KINDS else self._tools.can_search
 
 
 def is_run_by_server(call: Call) -> bool:
     """Tells whether the server runs a call, and the model continues in the same turn."""
-    return call.kind in SERVER_TOOL_KINDS or call.execution == "server"
+    return call.kind in HOSTED_TOOL_KINDS or call.execution == "server"

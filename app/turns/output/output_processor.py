@@ -221,9 +221,8 @@ class OutputProcessor:
         if self._is_compacting and self._summary is not None:
             self._process_summary(self._summary, chunk)
             return
-        if (
-            chunk.finish is not None and not self.round.calls
-        ):  # a turn that ends is not steered; a call lets it continue
+        # A turn that ends is not steered; a call lets it continue.
+        if chunk.finish is not None and not self.round.calls:
             self._steer_requested, self._steer_if_called = False, self._steer_requested
         self.round.count_prompt(chunk)
         self._details.add_prompt_logprobs(chunk)
@@ -262,7 +261,7 @@ class OutputProcessor:
         self._conclude(ending, self.machine.cancel())
 
     def abandon(self, ending: Ending) -> None:
-        """Ends the turn without an event: it has none so far, or another process continues with it."""
+        """Ends the turn without an event: it has none so far, or another process continues it."""
         self._conclude(ending, ())
 
     def finish_stats(self, now: float) -> None:

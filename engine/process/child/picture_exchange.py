@@ -42,6 +42,6 @@ class PictureExchange:
         self._pictures.provide(answer.job_id, answer.key, media)
 
     def wait_for_work(self, connection: int) -> None:
-        """If no sequence can continue, waits for an encoded picture, the connection, or a short time."""
+        """If no sequence can continue, waits for an encoded picture, input from the parent, or a short time."""
         if self._pictures is not None and self._core.waits_for_pictures and self._core.has_work:
             select.select([connection, self._pictures.wake_descriptor], [], [], IDLE_POLL_S)

@@ -284,7 +284,7 @@ async def pause_between_transactions(cluster: BatchCluster, server: BatchServer)
 
 @pytest.mark.timeout(300 + 60 * NUM_PAUSES)
 async def test_paused_server_changes_nothing_after_it_has_lost_its_batches(place: StorePlace) -> None:
-    """The lease of a server that is stopped ends; it continues while another server runs its batches, or has ended them."""
+    """The lease of a stopped server ends; the server continues while another one runs its batches, or has ended them."""
     dice, hits = random.Random(41), Counter[str]()
     timings = DEFAULT_TIMINGS if FULL_COUNTS else SHORT_TIMINGS
     async with run_cluster(place, 2, timings) as cluster:

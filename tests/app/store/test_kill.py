@@ -1,6 +1,6 @@
 """`kill -9` of the server at random moments: events that a client received stay, and every response continues to its end.
 
-Several background responses run at once in a server process. After each kill, the next process continues with every
+Several background responses run at once in a server process. After each kill, the next process continues every
 response that was begun. `ANTIPHON_TEST_FULL=1` kills 200 times.
 """
 

@@ -127,7 +127,7 @@ async def wait_idle(context: ServerContext) -> None:
 
 
 async def wait_continued(context: ServerContext, server: LivingServer) -> None:
-    """Waits until all responses have ended that this server continues with."""
+    """Waits until all responses have ended that this server continues."""
     async with asyncio.timeout(HANG_TIMEOUT_S):
         for response_id in server.known:
             if (log := await context.store.read_log("team", response_id)) is not None:

@@ -91,7 +91,7 @@ def play(server: RunningServer, name: str, **fields: Any) -> Json:
 
 
 def go_on(server: RunningServer, response: Json) -> None:
-    """Continues with a conversation: what the model wrote has not made it unusable."""
+    """Continues a conversation: what the model wrote has not made it unusable."""
     body = {"previous_response_id": response["id"], "input": "[later]", "tools": [tool()]}
     assert run(server, body)["status"] == "completed"
     items = [{"role": "user", "content": "Hi"}, *response["output"], {"role": "user", "content": "[later]"}]

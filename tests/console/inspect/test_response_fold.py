@@ -50,7 +50,7 @@ def test_deltas_alone_give_the_texts(path: Path) -> None:
     ]
 
 
-def test_built_response_continues_growing() -> None:
+def test_built_response_continues_to_grow() -> None:
     place = {"output_index": 0, "content_index": 0}
     folded = ResponseFold()
     folded.add_event({"type": "response.created", "response": {"output": []}})

@@ -162,7 +162,7 @@ def test_unknown_request_names_the_nearest_and_the_difference(server: RunningSer
             client.responses.create(model="scripted", input="new")
 
 
-def test_unknown_request_continues_to_the_fallback(server: RunningServer, cassette: Path) -> None:
+def test_unknown_request_is_forwarded_to_the_fallback(server: RunningServer, cassette: Path) -> None:
     with run_recorder(server.url, cassette) as url:
         recorded = post(url, BODIES[0]).content
     with run_player(cassette, fallback_url=server.url) as url:
