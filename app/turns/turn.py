@@ -35,7 +35,7 @@ BROKEN_MESSAGE = "The server had an error while processing the request."
 MAX_STORE_WAIT_S = 30.0
 """Time for which a call of a tool waits until the store has it. It is never run before."""
 UNKEPT_MESSAGE = "The server could not store the call of a tool, so it did not run it."
-CANCELLED_BEFORE_START_MESSAGE = "The request was cancelled before it started."
+CANCELLED_BEFORE_START = EngineError("cancelled", "The request was cancelled before it started.")
 
 
 class Turn:
@@ -65,8 +65,7 @@ class Turn:
         self.is_continued = False  # true if another process began the turn; the processor is where that one was
         self._compaction, self._rounds, self._grammar_param = compaction, rounds, grammar_param
         self._processor, self.engine, self._job, self._timeouts = processor, engine, job, timeouts
-        self._interruption = Ending("cancelled")
-        self._refusal = from_engine(EngineError("cancelled", CANCELLED_BEFORE_START_MESSAGE))
+        self._interruption, self._refusal = Ending("cancelled"), from_engine(CANCELLED_BEFORE_START)
         self._loop = asyncio.get_running_loop()
         self.started: asyncio.Future[None] = self._loop.create_future()
         self._last_write_at = time.monotonic()
