@@ -180,7 +180,7 @@ def refused_approval(request: HostedToolRequest, *, forced_by: str = "") -> ApiE
 
     `forced_by`: label of the server for which the operator requires approvals; empty if the request does.
     """
-    message = "This API cannot ask for an approval. Set it to 'never', or use POST /v1/responses."
+    message = "This API cannot ask for an approval. Set 'require_approval' to 'never', or use POST /v1/responses."
     if forced_by:
         rule = f"The operator requires an approval for each call of '{forced_by}' (--tool-approve)"
         message = f"{rule}, and this API cannot ask for one. Use POST /v1/responses."

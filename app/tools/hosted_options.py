@@ -52,7 +52,8 @@ def read_hosted_options(
     for option in hosted:
         kind, separator, target = option.partition("=")
         if kind not in MAPPED_TYPES or not separator:
-            raise ValueError(f"--hosted {option}: write TYPE=LABEL/TOOL; TYPE is one of {', '.join(MAPPED_TYPES)}.")
+            forms = f"TYPE=LABEL/TOOL, or code_interpreter={SANDBOX}; TYPE is one of {', '.join(MAPPED_TYPES)}"
+            raise ValueError(f"--hosted {option}: write {forms}.")
         if kind in targets:
             raise ValueError(f"--hosted: {kind} is mapped twice.")
         is_sandbox = kind == "code_interpreter" and target == SANDBOX

@@ -164,7 +164,8 @@ class ToolHost:
                 raise invalid_value(path, f"The operator sets the credentials of '{own.label}'. Leave '{path}' out.")
             return own
         if not tool.server_url:
-            raise self._not_allowed(request, "This server has no tool server of that name.")
+            name = clip_text(tool.connector_id or tool.server_label)
+            raise self._not_allowed(request, f"This server has no tool server '{name}'.")
         try:
             address = check_client_url(tool.server_url, self._policy.client_urls)
         except ValueError as error:

@@ -41,7 +41,7 @@ ABANDON_MARGIN_S = 0.5
 def check_extra() -> None:
     """Imports the `mcp` SDK, which takes about a second. Raises RuntimeError if it is not installed."""
     if importlib.util.find_spec("mcp") is None:
-        raise RuntimeError("Tool servers need the package mcp. Install it: pip install antiphon[tools]")
+        raise RuntimeError("Tool servers need the package mcp. Install it: pip install 'antiphon[tools]'")
     from antiphon.app.tools.mcp import mcp_client  # noqa: F401, PLC0415  the rest of the server runs without the extra
 
 

@@ -38,7 +38,7 @@ _TAIL = """
 | `local_shell` | offered as a function; its calls are `local_shell_call` items, which the client runs |
 | `tool_search` | offered as a function if tools have `defer_loading`, or if the client runs it (`execution: "client"`); these tools are then shown and callable once a `tool_search_output` has them. One at most |
 | `computer`, `computer-preview`, `computer_use`, `computer_use_preview` | accepted and echoed, but not offered to the model: it would have to be trained for them. Calls and screenshots in the input are rendered |
-| {hosted} | accepted and echoed, but not offered to the model: they run elsewhere |
+| {hosted} | run by this server where its operator has mapped the type, or named or allowed the MCP server ([hosted tools](../hosted-tools.md)); others are accepted and echoed, but not offered to the model |
 
 Names of tools and namespaces have 1 to 128 letters, digits, `_` and `-`, also in Messages; chat completions take 64. The model is offered a
 shorter name, with a hash, for one of more than 64 characters, and its calls carry the name that the client sent.

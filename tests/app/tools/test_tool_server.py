@@ -110,4 +110,4 @@ except RuntimeError as fault:
     print(fault)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "Tool servers need the package mcp. Install it: pip install antiphon[tools]\n"
+    assert done.stdout == "Tool servers need the package mcp. Install it: pip install 'antiphon[tools]'\n"
