@@ -47,7 +47,7 @@ class LivingServer:
     def __init__(self, place: SqlitePlace, dice: random.Random) -> None:
         self._place, self._dice = place, dice
         self.refusals: list[str] = []
-        """Codes of the errors with which the engine refuses its next jobs; "" for one that it takes."""
+        """Codes of the errors with which the engine refuses the jobs of new responses; "" for one that it takes."""
         self.known: dict[str, ApiKey] = {}
         self.expected: Sums = Counter()
 
@@ -59,7 +59,8 @@ class LivingServer:
             generate = engine.generate
 
             async def refuse_or_generate(job: Job, on_chunk: Any) -> None:
-                if self.refusals and (code := self.refusals.pop(0)):
+                # The job of a response that this server continues may come at any time.
+                if job.id not in self.known and self.refusals and (code := self.refusals.pop(0)):
                     raise EngineError(code, "no")
                 await generate(job, on_chunk)
 
