@@ -13,6 +13,7 @@ from training import phrases, wordings
 from training.chat import ChatMessage, Dialogue, answer_message, tool_messages, user_message
 from training.fixed_texts import EMPTY
 from training.skills import (
+    custom_skills,
     form_skills,
     memory_skills,
     patch_skills,
@@ -47,6 +48,7 @@ SKILLS: dict[str, Maker] = {
     "shell": shell_skills.make_shell_turn,
     "built-in shell": patch_skills.make_commands_turn,
     "apply patch": patch_skills.make_patch_turn,
+    "custom": custom_skills.make_custom_call,
     "lookup": question_skills.make_lookup_call,
     "json report": question_skills.make_json_report,
     "no picture": question_skills.make_picture_refusal,
@@ -183,6 +185,19 @@ FIRST_QUESTIONS: dict[Maker, float] = {
 }
 """Sampling weights of the tenth course's end: the same without forms, and more of the skills with errors left."""
 
+CUSTOM: dict[Maker, float] = {
+    **FIRST_QUESTIONS,
+    text_skills.make_refusal: 60,
+    tool_skills.make_one_call: 55,
+    tool_skills.make_parallel_calls: 32,
+    session_skills.make_many_tools_call: 40,
+    custom_skills.make_custom_call: 60,
+}
+"""Sampling weights of the eleventh course: custom tools, and nine times as often all before."""
+
+CUSTOM_END: dict[Maker, float] = {**CUSTOM, question_skills.make_lookup_call: 110}
+"""Sampling weights of the eleventh course's end: the same, with more of the skill that lost most."""
+
 COURSES = {
     "everything": MIXTURE,
     "choosing": CHOOSING,
@@ -195,6 +210,8 @@ COURSES = {
     "patch": PATCH,
     "questions": QUESTIONS,
     "first questions": FIRST_QUESTIONS,
+    "custom": CUSTOM,
+    "custom end": CUSTOM_END,
 }
 """Sampling weights by course, in training order."""
 
@@ -261,6 +278,8 @@ def training_dialogue(seed: int | str, size: float = 1.0, course: str = "everyth
         "patch",
         "questions",
         "first questions",
+        "custom",
+        "custom end",
     )
     sharing = crowded or course == "telling apart"
     words = WordSampler(seed, strange=course != "everything", sharing=sharing, crowded=crowded)

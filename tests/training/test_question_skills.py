@@ -74,3 +74,11 @@ def test_only_the_values_of_a_form_are_learned(tokenizer: Tokenizer) -> None:
         for value in values.values():
             assert json.dumps(value, ensure_ascii=False) in learned
         assert not any(f'"{name}": ' in learned for name in values if name not in dialogue.messages[0]["content"])
+
+
+def test_call_of_a_custom_tool_has_the_text_of_the_request() -> None:
+    for dialogue in make_dialogues("custom"):
+        name, arguments = called_function(dialogue.messages[-1])
+        (tool,) = [tool for tool in dialogue.tools if name_of(tool) == name]
+        assert list(tool["function"]["parameters"]["properties"]) == list(arguments) == ["input"]
+        assert dialogue.messages[0]["content"].rstrip("`").endswith(arguments["input"])

@@ -50,9 +50,12 @@ def test_learning_rate_warms_up_stays_constant_and_decays(course: TrainingCourse
         assert rates[course.warmup] == course.rate
 
 
+PICTURE_COURSES = ("questions", "first questions", "custom", "custom end")
+
+
 def test_courses_of_the_plan_match_those_of_the_generator() -> None:
-    """The last two are trained with pictures."""
-    assert [*(course.name for course in COURSES), "questions", "first questions"] == list(generator.COURSES)
+    """The last four are trained with pictures."""
+    assert [*(course.name for course in COURSES), *PICTURE_COURSES] == list(generator.COURSES)
 
 
 @pytest.mark.parametrize("shape", [(8, 24), (24, 8), (16, 16)])

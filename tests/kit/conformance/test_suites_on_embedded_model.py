@@ -18,6 +18,7 @@ SAMPLE = (
     "basics.logprobs",
     "tools.call",
     "tools.required",
+    "tools.custom",
     "tools.custom-grammar",
     "structured.schema",
     "resume.replay-background",
