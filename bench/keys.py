@@ -60,7 +60,7 @@ def measure_limits() -> None:
     free, limited = ApiKey(digest=b"1" * 32, owner="a"), make_keys(1)[0]
     keys = KeyRing([free, limited])
     usage = UsageRecorder(make_log_store())
-    limits = RateLimits(usage.used_tokens, count_servers=lambda: usage.num_servers)
+    limits = RateLimits(usage.used_tokens)
     meter, counts = UsageMeter(keys, limits, usage), UsageCounts(requests=1, input_tokens=10, output_tokens=10)
     stats = TurnStats(response_id="resp_1", key=limited, model="m", input_tokens=10, output_tokens=10)
     measure_call("limits, key without", lambda: limits.count_request(free))

@@ -67,7 +67,8 @@ class WebSocketClient:
                 self._num_running -= (self._tail + data).count(self._LAST_EVENT)
                 self._tail = data[-len(self._LAST_EVENT) + 1 :]
                 self.reply = (self.reply + data)[-KEPT_BYTES:]
-                if not self._num_running:
+                # The last event may be in several pieces. Its lane is at its end, and nowhere else.
+                if not self._num_running and b'"stream_id":"lane-' in self.reply[-32:] and self.reply.endswith(b'"}'):
                     self.socket.close()
                     return True
             raise ConnectionError(self.reply[-300:])
