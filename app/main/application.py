@@ -76,11 +76,11 @@ def build_app(context: ServerContext, on_request_done: Callable[[AccessRecord], 
     return guard
 
 
-def require_same_endpoint(connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRouteHandler) -> None:
+async def require_same_endpoint(connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRouteHandler) -> None:
     """Raises `ApiError` 404 for another handler than the one whose rights the request guard has checked.
 
     It is a guard of Litestar, which runs after its routing, for every handler. The two tables never differ, as a test
-    shows; if they did, this refuses the request.
+    shows; if they did, this refuses the request. It is a coroutine, since Litestar runs other guards in a thread.
     """
     if declared_endpoint(handler) is not request_state(connection.scope).match.endpoint:
         raise ApiError(404, "unknown_url", "Unknown request URL. GET /openapi.json lists those that are served.")

@@ -1,7 +1,10 @@
 """The table of endpoints: it agrees with Litestar's, every handler is declared, and a wrong match reaches no handler."""
 
+import asyncio
 import random
 import re
+from concurrent.futures import Future, ThreadPoolExecutor
+from inspect import iscoroutinefunction
 from typing import Any, get_args
 
 import pytest
@@ -155,41 +158,64 @@ def test_websocket_is_found_at_its_path_alone() -> None:
         assert isinstance(lookup, NotFound) and structs.asdict(lookup.endpoint) == structs.asdict(rights)
 
 
+async def request_health(litestar: Litestar, method: str, match: Lookup) -> int:
+    """Sends a request to `/health` that passed the checks of `match`. Returns the status of its response."""
+    sent: list[AsgiMessage] = []
+
+    async def receive() -> AsgiMessage:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(message: AsgiMessage) -> None:
+        sent.append(message)
+
+    scope: dict[str, Any] = {
+        "type": "http",
+        "method": method,
+        "path": "/health",
+        "raw_path": b"/health",
+        "query_string": b"",
+        "root_path": "",
+        "headers": [],
+        "http_version": "1.1",
+        "scheme": "http",
+        "state": {},
+        "client": None,
+        "server": ("localhost", 80),
+        "asgi": {"version": "3.0"},
+        SCOPE_KEY: RequestState(match=match),
+    }
+    await litestar(scope, receive, send)  # type: ignore[arg-type]
+    return int(sent[0]["status"])
+
+
 @pytest.mark.parametrize("method", ["GET", "DELETE", "OPTIONS"])
 async def test_wrong_match_reaches_no_handler(litestar: Litestar, method: str) -> None:
     """If the two tables differed, the request would have passed the checks of another endpoint."""
-    statuses: dict[str, int] = {}
-    for forged in ("/health", "/v1/models"):
-        sent: list[AsgiMessage] = []
-
-        async def receive() -> AsgiMessage:
-            return {"type": "http.request", "body": b"", "more_body": False}
-
-        async def send(message: AsgiMessage, sent: list[AsgiMessage] = sent) -> None:
-            sent.append(message)
-
-        scope: dict[str, Any] = {
-            "type": "http",
-            "method": method,
-            "path": "/health",
-            "raw_path": b"/health",
-            "query_string": b"",
-            "root_path": "",
-            "headers": [],
-            "http_version": "1.1",
-            "scheme": "http",
-            "state": {},
-            "client": None,
-            "server": ("localhost", 80),
-            "asgi": {"version": "3.0"},
-            SCOPE_KEY: RequestState(match=ENDPOINT_TABLE.find("GET", forged)),
-        }
-        await litestar(scope, receive, send)  # type: ignore[arg-type]
-        statuses[forged] = sent[0]["status"]
+    forged = ("/health", "/v1/models")
+    statuses = {path: await request_health(litestar, method, ENDPOINT_TABLE.find("GET", path)) for path in forged}
     assert statuses == {
         "/health": {"GET": 200, "OPTIONS": 404, "DELETE": 405}[method],
         "/v1/models": 404 if method != "DELETE" else 405,
     }
+
+
+class CountingExecutor(ThreadPoolExecutor):
+    """An executor that counts what it is given."""
+
+    num_submitted = 0
+
+    def submit(self, *args: Any, **kwargs: Any) -> Future[Any]:
+        self.num_submitted += 1
+        return super().submit(*args, **kwargs)
+
+
+async def test_request_is_routed_without_a_thread(litestar: Litestar) -> None:
+    """Litestar runs each of its guards and hooks in a thread that is no coroutine function."""
+    with CountingExecutor(1) as executor:
+        asyncio.get_running_loop().set_default_executor(executor)
+        assert await request_health(litestar, "GET", ENDPOINT_TABLE.find("GET", "/health")) == 200
+        assert executor.num_submitted == 0
+    assert all(each.prepare is None or iscoroutinefunction(each.prepare) for each in ENDPOINTS)
 
 
 def test_page_of_endpoints_is_up_to_date() -> None:
