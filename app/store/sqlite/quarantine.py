@@ -12,15 +12,11 @@ from pathlib import Path
 import structlog
 
 from antiphon.app.store.base import StoreError
-from antiphon.app.store.sqlite.schema import check_schema, decode_text
+from antiphon.app.store.sqlite.schema import LOCK_TIMEOUT_S, PRIMARY_CODE_MASK, check_schema, decode_text
 
 FILE_HEADER = b"SQLite format 3\0"
 CORRUPT_CODES = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 LOCKED_CODES = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
-LOCK_TIMEOUT_S = 10.0
-"""Longest wait for a lock of the store file."""
-_PRIMARY_CODE_MASK = 0xFF
-"""Lowest byte of an extended result code of SQLite: the primary code."""
 _log = structlog.get_logger(__name__)
 
 
@@ -51,7 +47,7 @@ def _find_corruption(path: Path) -> str:
                 return fault
             check_schema(connection)
     except sqlite3.Error as error:
-        code = getattr(error, "sqlite_errorcode", 0) & _PRIMARY_CODE_MASK
+        code = getattr(error, "sqlite_errorcode", 0) & PRIMARY_CODE_MASK
         if code in LOCKED_CODES:
             return ""
         if code not in CORRUPT_CODES:

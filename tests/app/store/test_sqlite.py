@@ -1,6 +1,7 @@
 """The SQLite store: durability before publication, recovery, and the writer lease between two processes."""
 
 import sqlite3
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from antiphon.app.store.base import StoreError
 from antiphon.app.store.database import Database
 from antiphon.app.store.history.step_rows import NewStep
+from antiphon.app.store.sqlite import schema
 from antiphon.app.store.sqlite.database import SqliteDatabase
 from antiphon.app.store.sqlite.schema import list_statements, open_connection, open_existing
 from antiphon.app.store.sqlite.store import SqliteStore
@@ -20,6 +22,7 @@ from antiphon.app.turn_types.event_log import EventLog
 from antiphon.events.inputs import InputMessage
 from tests.app.store.store_helpers import add_log, make_response, make_steps, open_test_store
 from tests.counts import FULL_COUNTS
+from tests.progress import HANG_TIMEOUT_S
 
 SYNCHRONOUS_FULL = 2
 """Value of `PRAGMA synchronous` with which SQLite syncs the file at every commit."""
@@ -157,6 +160,51 @@ async def test_store_that_cannot_be_opened_closes_its_connections(path: Path, mo
     with pytest.raises(sqlite3.OperationalError):
         SqliteStore(path)
     assert len(closed) == 3
+
+
+def test_store_waits_until_another_server_has_created_the_file(path: Path) -> None:
+    """SQLite itself does not wait for this lock when it changes the journal mode."""
+    path.parent.mkdir()
+    with closing(sqlite3.connect(path, isolation_level=None)) as other, ThreadPoolExecutor(1) as pool:
+        other.execute("BEGIN IMMEDIATE")
+        opened = pool.submit(open_connection, path)
+        assert not wait([opened], timeout=0.2).done
+        other.execute("ROLLBACK")
+        opened.result(HANG_TIMEOUT_S).close()
+
+
+class InterruptedConnection:
+    """A connection to a file without tables, which another server creates after the first statement."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._rows = path, [list[Any]()]
+
+    def execute(self, sql: str) -> "InterruptedConnection":
+        with closing(sqlite3.connect(self._path)) as connection:
+            self._rows = connection.execute(sql).fetchall()
+        open_connection(self._path).close()
+        return self
+
+    def fetchall(self) -> list[Any]:
+        return self._rows
+
+    def fetchone(self) -> Any:
+        return self._rows[0]
+
+
+def test_tables_that_another_server_creates_meanwhile_are_those_of_a_store(path: Path) -> None:
+    path.parent.mkdir()
+    connection: Any = InterruptedConnection(path)
+    assert [schema.check_schema(connection) for _ in range(2)] == [0, SCHEMA_VERSION]
+
+
+def test_store_that_stays_locked_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(schema, "LOCK_TIMEOUT_S", 0.05)
+    path.parent.mkdir()
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(StoreError, match="database is locked"):
+            open_connection(path)
 
 
 async def test_store_files_are_readable_by_their_owner_only(path: Path) -> None:
