@@ -15,6 +15,7 @@ from antiphon.app.inspection.recorder import TurnRecorder
 from antiphon.app.inspection.server_figures import FiguresReporter, takes_requests
 from antiphon.app.keys.key_ring import KeyRing
 from antiphon.app.keys.reloader import Reloader
+from antiphon.app.lifecycle.struct_types import prepare_struct_types
 from antiphon.app.media.budget import MediaLimits
 from antiphon.app.media.media_preparer import MediaPreparer
 from antiphon.app.media.pdf_reader import PdfReader
@@ -189,6 +190,7 @@ def create_context(
     store: ResponseStore,
 ) -> ServerContext:
     """Creates a server context. Raises `KeyFileError`, and the errors of options of tools, media and traces."""
+    prepare_struct_types()
     sealer = open_sealer(settings.encryption_key_path)
     metrics = MetricsCollector(models.all_models, store, settings.store_file)
     capacity, memory = TurnCapacity(model.engine for model in models.served), BodyMemory(settings.max_body_bytes)
