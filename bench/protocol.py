@@ -21,7 +21,8 @@ import uvloop
 
 from antiphon.app.requests.responses import request as responses
 from antiphon.app.turn_types.event_log import EventLog
-from antiphon.app.turns.output.output_processor import OutputProcessor
+from antiphon.app.turns.core.inputs import AdmittedInput, to_token_input
+from antiphon.app.turns.core.turn_core import TurnCore
 from antiphon.app.turns.prompts.prompt_token_cache import PromptTokenCache
 from antiphon.engine.protocol import Chunk, Job
 from antiphon.events import sse
@@ -57,8 +58,8 @@ class StageTimer:
         self.engine, self.model_format, self.spec = request.model.engine, request.model.format, request.spec
         self.prompt = self.model_format.render_prompt(self.spec.prompt_input, now=PROMPT_TIME)
         self.chunks = asyncio.run(self._generate_chunks())
-        processor = self._create_processor()
-        self.steps = [processor.collect_events(), *self._process_chunks(processor)]
+        core = self._create_core()
+        self.steps = [core.apply(AdmittedInput()), *self._process_chunks(core)]
         self.log = self._build_log()
         self.writes = [
             b"".join([sse.frame_event(event, sse.encode_event(event)) for event in step]) for step in self.steps if step
@@ -67,16 +68,14 @@ class StageTimer:
     async def _generate_chunks(self) -> list[Chunk]:
         return [chunk async for chunk in stream_chunks(self.engine, Job(id="x", tokens=self.prompt.tokens))][1:]
 
-    def _create_processor(self) -> OutputProcessor:
+    def _create_core(self) -> TurnCore:
         turn_prompt = PromptTokenCache().render(self.model_format, "", self.spec.prompt_input, PROMPT_TIME)
-        processor = OutputProcessor(self.spec, turn_prompt, self.model_format, new_id=numbered_ids(), clock=lambda: 0)
-        processor.on_admitted(Chunk())
-        return processor
+        rules, base = self.spec.build_rules(), self.spec.base_response
+        return TurnCore(rules, turn_prompt, base, new_id=numbered_ids(), clock=lambda: 0)
 
-    def _process_chunks(self, processor: OutputProcessor) -> Iterator[list[Any]]:
+    def _process_chunks(self, core: TurnCore) -> Iterator[list[Any]]:
         for chunk in self.chunks:
-            processor.process_chunk(chunk)
-            yield processor.collect_events()
+            yield core.apply(to_token_input(chunk))
 
     def _build_log(self) -> EventLog:
         log = EventLog(self.spec.base_response, "")
@@ -104,7 +103,9 @@ class StageTimer:
 
     def process_chunks(self) -> None:
         """Converts token ids to events. This includes `read_chunks`."""
-        for _ in self._process_chunks(self._create_processor()):
+        core = self._create_core()
+        core.apply(AdmittedInput())
+        for _ in self._process_chunks(core):
             pass
 
     def build_log(self) -> None:

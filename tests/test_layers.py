@@ -89,6 +89,22 @@ ROOM_IMPORTS = {
 """Third-party packages that only one room may import: they come with an extra."""
 
 PURE_PACKAGES = ("events", "state", "harmony")
+PURE_ROOM = "app/turns/core"
+"""The room in `app` that is as pure: the same inputs give the same events."""
+PURE_ROOM_IMPORTS = (
+    "app.turns.core",
+    "app.tools.call_rules",
+    "app.tools.search.citations",
+    "app.turn_types.endings",
+    "app.turn_types.step_detail",
+    "app.turn_types.turn_prompt",
+    "app.turn_types.turn_rules",
+    "engine.protocol",
+    "events",
+    "harmony",
+    "state",
+)
+"""Modules that it may import. Those of `app` are themselves without side effects."""
 IMPURE_MODULES = set(
     """asyncio concurrent litestar logging multiprocessing os psycopg random secrets select selectors signal socket
     sqlite3 ssl subprocess tempfile threading time torch uuid uvicorn""".split()
@@ -147,6 +163,24 @@ def test_imports_respect_the_layers(package: str) -> None:
             elif not (_may_import(package, target) or target.split(".")[0] in ROOM_IMPORTS.get(str(module.parent), ())):
                 faults.append(f"{location}: {package} imports {target}")
     assert not faults
+
+
+def test_pure_room_imports_what_is_pure() -> None:
+    faults = [
+        f"{module}:{line}: {target}"
+        for module in list_source_modules()
+        if module.is_relative_to(PURE_ROOM)
+        for line, _, target in list_imports(module)
+        if target.startswith("antiphon.")
+        and not any(_is_allowed(target.removeprefix("antiphon."), allowed) for allowed in PURE_ROOM_IMPORTS)
+    ]
+    assert not faults
+    pure = (
+        f"{name.replace('.', '/')}.py"
+        for name in PURE_ROOM_IMPORTS
+        if name.startswith("app.") and name != "app.turns.core"
+    )
+    assert not [fault for name in pure for fault in _find_side_effects(Path(name))]
 
 
 @pytest.mark.parametrize("package", PACKAGES)
@@ -250,12 +284,12 @@ def test_no_test_imports_a_package_by_its_bare_name() -> None:
     assert not bare
 
 
-@pytest.mark.parametrize("package", PURE_PACKAGES)
-def test_pure_packages_have_no_side_effects(package: str) -> None:
+@pytest.mark.parametrize("folder", [*PURE_PACKAGES, PURE_ROOM])
+def test_pure_folders_have_no_side_effects(folder: str) -> None:
     faults = [
         f"{module}: {fault}"
         for module in list_source_modules()
-        if module.parts[0] == package
+        if module.is_relative_to(folder)
         for fault in _find_side_effects(module)
     ]
     assert not faults

@@ -168,7 +168,7 @@ def test_change_of_what_a_function_refers_to_is_not_swapped(swapped_module: Any)
 
 
 def test_tests_of_a_module_are_known() -> None:
-    assert find_tests("app/turns/output/stop_strings.py")[0] == "tests/app/turns/output/test_stop_strings.py"
+    assert find_tests("app/turns/core/stop_strings.py")[0] == "tests/app/turns/core/test_stop_strings.py"
     assert find_tests("app/no_such_module.py") == ()
     sources = {str(module) for module in list_source_modules()}
     for file, tests in load_coverage().items():

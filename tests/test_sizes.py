@@ -13,7 +13,6 @@ LONG_MODULES: dict[str, str] = {
     "app.turn_types.event_log": "a log and its readers depend on each other: which entries a reader may see is decided in one place",
     "harmony.calls.xml_tags": "the declaration and the parser of its values depend on each other; apart they need a protocol of twelve stubs",
     "app.websocket.endpoint": "one connection: its frames, turns and steers share its lanes, what they remember, and the declaration of the endpoint",
-    "app.turns.output.output_processor": "one synchronous pipeline from a chunk to its events, whose steps share the machine, the round and held segments",
     "state.machine": "the whole machine is in one file, so that the order of events is decided in one place",
 }
 """Maps a module name to the reason why it is long."""

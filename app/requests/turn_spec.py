@@ -12,6 +12,8 @@ from antiphon.app.requests.constraints import CheckedConstraint
 from antiphon.app.requests.hosted_tools import HostedToolsRequest
 from antiphon.app.requests.media.sent_media import SentMedia
 from antiphon.app.turn_types.reply_form import ChatForm, ReplyForm
+from antiphon.app.turn_types.step_detail import TokenDetailRequest
+from antiphon.app.turn_types.turn_rules import TurnRules
 from antiphon.engine.protocol import Sampling
 from antiphon.events.inputs import AnyInput, InputMessage
 from antiphon.events.response import Response
@@ -30,17 +32,6 @@ class CompletionTurn(Struct, frozen=True, kw_only=True):
     """True if control tokens in the output are part of its text."""
     output_constraint: OutputConstraint | None = None
     """Form that the output must have."""
-
-
-class TokenDetailRequest(Struct, frozen=True, kw_only=True):
-    """Data that the details of a turn's log contain besides those of every turn."""
-
-    logprobs: bool = False
-    """The log-probabilities of generated tokens, with their offsets."""
-    prompt: bool = False
-    """The prompt's text and tokens."""
-    prompt_logprobs: int | None = None
-    """Most likely tokens to report for each token of the prompt besides its own; None: no log-probabilities."""
 
 
 class StoredChat(Struct, frozen=True):
@@ -113,6 +104,24 @@ class TurnSpec(Struct, frozen=True, kw_only=True):
     """Priority in the engine: a turn with a lower one waits for the others."""
     time_limit: float | None = None
     """Time of the event loop after which the client no longer waits; None if it has set no deadline."""
+
+    def build_rules(self) -> TurnRules:
+        """Returns what the events of the turn depend on."""
+        completion = self.text_completion
+        return TurnRules(
+            # A stop string could cut JSON that must match a schema.
+            stop_strings=() if self.prompt_input.promises_json else self.stop_strings,
+            is_plain_text=completion is not None,
+            keep_special_tokens=completion is not None and completion.keep_special_tokens,
+            single_call=self.single_call,
+            max_tool_calls=self.max_tool_calls,
+            max_tokens=self.sampling.max_tokens,
+            prefill_only=self.prefill_only,
+            ends_compacted=self.compact,
+            encrypt_reasoning=self.encrypt_reasoning,
+            logprobs=self.logprobs,
+            details=self.details,
+        )
 
 
 class ParsedRequest(Struct, Generic[Form], frozen=True):

@@ -13,7 +13,8 @@ from antiphon.app.errors import ApiError, clip_text
 from antiphon.app.requests.turn_spec import ApprovalAnswer, TurnSpec
 from antiphon.app.store.store import ResponseStore
 from antiphon.app.tools.approvals import NONCE_HEX_DIGITS, ApprovalError, ApprovalSigner
-from antiphon.app.tools.hosted_turn import ApprovedCall, HostedTurn
+from antiphon.app.tools.call_rules import ApprovedCall
+from antiphon.app.tools.hosted_turn import HostedTurn
 from antiphon.app.turn_types.event_log import EventLog
 from antiphon.events.hosted_inputs import InputApprovalRequest, InputApprovalResponse
 from antiphon.harmony.prompt.hosted_items import find_newest_answers, find_run_ids

@@ -53,11 +53,12 @@ MAX_FILE_RESULTS = 10
 
 
 class HostedOffer(Struct, frozen=True):
-    """Tools of one kind that a request names, its path, and what runs their calls."""
+    """Tools of one kind that a request names, its path, what runs their calls, and pages that earlier ones found."""
 
     path: str
     tools: tuple[HostedTool, ...]
     runner: ToolRunner
+    sources: SourceList = SourceList()
 
 
 class HostedTools:
@@ -123,10 +124,9 @@ class HostedTools:
             self._call_operator,
             await self._map_tool(target, "query"),
             None if page is None else await self._map_tool(page, "url"),
-            _known_sources(items),
             body.max_uses,
         )
-        return HostedOffer(request.path, tuple(tools), runner)
+        return HostedOffer(request.path, tuple(tools), runner, _known_sources(items))
 
     async def _offer_code(self, request: HostedToolRequest, items: Sequence[AnyInput], owner: str) -> HostedOffer:
         body: CodeInterpreterBody = decode_value(request.tool, CodeInterpreterBody, request.path)

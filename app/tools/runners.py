@@ -46,10 +46,11 @@ class CallTool(Protocol):
 
 
 class CallOutcome(Struct, frozen=True):
-    """The end of a call: what its item gets, and the output that the model reads."""
+    """The end of a call: what its item gets, the output that the model reads, and the pages that it has found."""
 
     result: CallResult
     output: str
+    sources: SourceList = SourceList()
 
 
 class ToolRunner(Protocol):
@@ -113,7 +114,7 @@ class MappedTool(Struct, frozen=True):
 
 
 class WebSearchRunner:
-    """Runs web searches by the tools `search` and `open_page`. `sources` has what was found so far.
+    """Runs web searches by the tools `search` and `open_page`.
 
     `max_uses` is the number of calls that are run; None: all.
     """
@@ -123,11 +124,9 @@ class WebSearchRunner:
         call_tool: CallTool,
         search: MappedTool,
         open_page: MappedTool | None,
-        sources: SourceList,
         max_uses: int | None = None,
     ) -> None:
         self._call_tool, self._search, self._open_page = call_tool, search, open_page
-        self.sources = sources
         self._max_uses, self._num_uses = max_uses, 0
 
     async def run_call(self, call: Call, arguments: str, shorten_output: ShortenOutput) -> CallOutcome:
@@ -147,15 +146,14 @@ class WebSearchRunner:
         outcome = await self._call_tool(target.label, target.name, {target.argument: subject})
         if outcome.error is not None:
             return CallOutcome(WebSearchResult(action, is_failed=True), await shorten_output(outcome.text))
-        found = SourceList.from_outcome(outcome.text, outcome.structured, outcome.links)
         if is_page:
-            self.sources = self.sources.join(SourceList.from_outcome("", None, (subject,)))
-            return CallOutcome(WebSearchResult(action), await shorten_output(outcome.text))
-        self.sources = self.sources.join(found)
+            opened = SourceList.from_outcome("", None, (subject,))
+            return CallOutcome(WebSearchResult(action), await shorten_output(outcome.text), opened)
+        found = SourceList.from_outcome(outcome.text, outcome.structured, outcome.links)
         action |= {"queries": [subject], "sources": [{"type": "url", "url": each.url} for each in found.sources]}
         listed = found.as_text()
         output = await shorten_output(f"{outcome.text}\n\nSources:\n{listed}" if listed else outcome.text)
-        return CallOutcome(WebSearchResult(action), output)
+        return CallOutcome(WebSearchResult(action), output, found)
 
 
 class SandboxedCodeRunner:

@@ -17,10 +17,11 @@ from antiphon.app.requests.hosted_tools import HostedToolRequest, HostedToolsReq
 from antiphon.app.requests.turn_spec import TurnSpec
 from antiphon.app.tools.approvals import ApprovalSigner
 from antiphon.app.tools.approved_calls import ApprovalReader
+from antiphon.app.tools.call_rules import MAX_TOOL_TIME_S, CallRules
 from antiphon.app.tools.code.code_runner import CodeRunner
 from antiphon.app.tools.hosted_options import read_tool_options
 from antiphon.app.tools.hosted_tools import HostedTools
-from antiphon.app.tools.hosted_turn import MAX_TOOL_TIME_S, HostedTurn
+from antiphon.app.tools.hosted_turn import HostedTurn
 from antiphon.app.tools.mcp.client_server import check_client_headers, check_client_url, create_client_policy
 from antiphon.app.tools.mcp.faults import ToolListError
 from antiphon.app.tools.mcp.tool_lists import LeftOutTool, ListedTool, ToolList
@@ -29,6 +30,7 @@ from antiphon.app.tools.mcp.tool_servers import ToolServers
 from antiphon.app.tools.measured_calls import MeasuredCalls, ReportCall, ignore_call
 from antiphon.app.tools.offer import PlacedTool, offer_tools
 from antiphon.app.tools.runners import McpRunner, ToolRunner
+from antiphon.app.tools.search.citations import SourceList
 from antiphon.app.tools.tool_search import DeferredUnit, defer_client_tool, defer_server
 from antiphon.app.turn_types.encryption import Sealer
 from antiphon.app.turn_types.tool_rules import needs_approval
@@ -139,12 +141,15 @@ class ToolHost:
         runners: dict[HostedToolKind, ToolRunner] = {each.tools[0].kind: each.runner for each in hosted}
         turn = HostedTurn(
             runners={"mcp": McpRunner(call_tool), **runners},
-            sign=partial(self._approvals.sign, owner, now),
-            lists=tuple(_told_lists(spec.prompt_input.items, listings)),
-            approved=answered.approved,
-            max_calls=spec.max_tool_calls,
+            rules=CallRules(
+                sign=partial(self._approvals.sign, owner, now),
+                lists=tuple(_told_lists(spec.prompt_input.items, listings)),
+                approved=answered.approved,
+                max_calls=spec.max_tool_calls,
+                search=offer.search,
+                sources=next((each.sources for each in hosted if each.sources.sources), SourceList()),
+            ),
             allowed_later=offer.allowed_later,
-            search=offer.search,
         )
         return spec, turn
 

@@ -10,9 +10,11 @@ from typing import Any
 from msgspec import Struct
 
 from antiphon.app.requests.tools import DeferredTool, RequestTool
+from antiphon.app.tools.call_rules import FoundTools
+from antiphon.events.hosted import ToolSearchCall, ToolSearchOutput
 from antiphon.events.inputs import AdditionalToolsInput, AnyInput, InputToolSearchOutput
 from antiphon.events.tools import ToolSearchTool
-from antiphon.harmony.prompt.builtin_items import begins_conversation, list_found_tools
+from antiphon.harmony.prompt.builtin_items import begins_conversation, describe_loaded_tools, list_found_tools
 from antiphon.harmony.tools import HostedTool, ToolKey, ToolTable, list_keys
 
 INTRODUCTION = "Loads further tools. They can be called once they are loaded. `paths` has names of this list:"
@@ -53,8 +55,18 @@ class ToolSearch:
 
     def __init__(self, units: Sequence[DeferredUnit], tools: ToolTable, hidden: frozenset[ToolKey]) -> None:
         self._units, self._tools, self._hidden = units, tools, hidden
-        self.table = tools.without(hidden)
+        self._table = tools.without(hidden)
+
+    @property
+    def table(self) -> ToolTable:
         """The tools that the model may call now."""
+        return self._table
+
+    def load_tools(self, call: ToolSearchCall) -> FoundTools:
+        """Loads the tools that a search names."""
+        found = self.load(call.arguments)
+        item = ToolSearchOutput(id="", call_id=call.call_id, execution="server", status="completed", tools=found)
+        return FoundTools(item, describe_loaded_tools(found, self.table))
 
     def load(self, arguments: object) -> tuple[Mapping[str, Any], ...]:
         """Loads the tools that the arguments of a call name, and returns their definitions. Other names have none."""
@@ -62,7 +74,7 @@ class ToolSearch:
         names = [each.strip() for each in paths if isinstance(each, str)] if isinstance(paths, list) else []
         found = [unit for unit in self._units if unit.name in names]
         self._hidden = self._hidden.difference(*(unit.keys for unit in found))
-        self.table = self._tools.without(self._hidden)
+        self._table = self._tools.without(self._hidden)
         return tuple(unit.definition for unit in found)
 
 

@@ -17,7 +17,8 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-Purpose = Literal["reasoning", "compaction"]
+from antiphon.app.turn_types.turn_rules import Purpose
+
 KeyPurpose = Literal["approvals", "image names", "prefix cache"]
 SEAL_KEY_BYTES = 32
 _SEALED_VERSION = b"\x01"

@@ -58,3 +58,14 @@ class TokenDetail(Struct, frozen=True, kw_only=True, gc=False, omit_defaults=Tru
     """Calls of tools that were not offered. Their tokens are numbered over all of the turn."""
     inputs: bytes = b""
     """Numbers of the machine's cells that ran since the previous step (`state.table.CELLS`), likewise."""
+
+
+class TokenDetailRequest(Struct, frozen=True, kw_only=True):
+    """Data that the details of a turn's log contain besides those of every turn."""
+
+    logprobs: bool = False
+    """The log-probabilities of generated tokens, with their offsets."""
+    prompt: bool = False
+    """The prompt's text and tokens."""
+    prompt_logprobs: int | None = None
+    """Most likely tokens to report for each token of the prompt besides its own; None: no log-probabilities."""

@@ -11,13 +11,11 @@ from msgspec import Struct
 
 from antiphon.app.registry.model_registry import ServedModel
 from antiphon.app.requests.turn_spec import TurnSpec
+from antiphon.app.turn_types.turn_prompt import TurnPrompt
 from antiphon.app.turns.jobs import build_job, build_summary_spec
 from antiphon.app.turns.prompts.prompt_renderer import PromptRenderer
-from antiphon.app.turns.prompts.prompt_token_cache import TurnPrompt
-from antiphon.engine.protocol import Chunk, Job
+from antiphon.engine.protocol import Job
 from antiphon.events.inputs import AnyInput
-from antiphon.harmony.format import ModelFormat
-from antiphon.state.segments import Say
 
 STAGE_INTERVAL_S = 5.0
 """Interval at which the stream of a compaction repeats that it is in progress."""
@@ -56,40 +54,3 @@ def plan_compaction(
         return CompactedTurn(content=content, prompt=following, job=job)
 
     return CompactionJob(job=build_job(model, summary_spec, summary_prompt, 0, input_items), finish=finish)
-
-
-class SummaryReader:
-    """Reads a summary from the tokens of its job. Reasoning is not part of it."""
-
-    def __init__(self, form: ModelFormat, prompt: TurnPrompt) -> None:
-        self._reader = form.create_reader(prompt.prompt, prompt.prompt_input)
-        self._texts: list[str] = []
-        self.num_prompt_tokens = prompt.prompt.num_tokens
-        self.num_cached_tokens = self.num_generated_tokens = self._restored_reasoning = 0
-
-    def restore_counts(self, num_prompt: int, num_cached: int, num_generated: int, num_reasoning: int) -> None:
-        """Sets the numbers of tokens of a summary whose tokens are not known any more."""
-        self.num_prompt_tokens, self.num_cached_tokens = num_prompt, num_cached
-        self.num_generated_tokens, self._restored_reasoning = num_generated, num_reasoning
-
-    @property
-    def reasoning_tokens(self) -> int:
-        """Number of generated tokens that are reasoning."""
-        return self._reader.reasoning_tokens + self._restored_reasoning
-
-    @property
-    def text(self) -> str:
-        """The summary so far."""
-        return "".join(self._texts).strip()
-
-    def read_chunk(self, chunk: Chunk) -> None:
-        """Reads one engine step. A summary that was cut at the token limit is valid, one whose job failed is empty."""
-        self.num_cached_tokens = max(self.num_cached_tokens, chunk.cached_tokens)
-        self.num_prompt_tokens = chunk.prompt_tokens or self.num_prompt_tokens
-        self.num_generated_tokens += len(chunk.tokens)
-        segments = self._reader.feed(chunk.tokens)
-        if chunk.finish:
-            segments += self._reader.finish(natural=chunk.finish == "stop")
-        self._texts += [segment.text for segment in segments if isinstance(segment, Say)]
-        if chunk.fault:
-            self._texts.clear()

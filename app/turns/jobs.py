@@ -12,7 +12,7 @@ import structlog
 from antiphon.app.registry.model_registry import ServedModel
 from antiphon.app.requests.responses.compaction import MAX_SUMMARY_TOKENS
 from antiphon.app.requests.turn_spec import TurnSpec
-from antiphon.app.turns.prompts.prompt_token_cache import TurnPrompt
+from antiphon.app.turn_types.turn_prompt import TurnPrompt
 from antiphon.engine.media_messages import MediaSpan
 from antiphon.engine.protocol import Engine, EngineError, Job
 from antiphon.events.inputs import AnyInput

@@ -27,11 +27,11 @@ from antiphon.app.turns import turn_groups
 from antiphon.app.turns.capacity import TurnCapacity, TurnSlot
 from antiphon.app.turns.compaction import plan_compaction
 from antiphon.app.turns.continuation.continuer import TurnContinuer
-from antiphon.app.turns.continuation.replay import ProcessorRebuild
+from antiphon.app.turns.continuation.replay import CoreRebuild
 from antiphon.app.turns.continuation.stored_turn import ContinuableTurn
+from antiphon.app.turns.core.turn_core import TurnCore
 from antiphon.app.turns.jobs import build_job
 from antiphon.app.turns.media.resolver import MediaResolver
-from antiphon.app.turns.output.output_processor import OutputProcessor
 from antiphon.app.turns.prompts.preparation import Choice, TurnPreparer
 from antiphon.app.turns.prompts.prompt_renderer import PromptRenderer
 from antiphon.app.turns.rounds import RoundPlanner
@@ -155,7 +155,7 @@ class TurnManager:
                 stats.trace = self._tracing.begin(origin, background=bool(each.base_response.background))
                 stats.counts_input, stats.counts_request = choice.number == 0, not turns
                 turn = self._create_turn(model, choice, each, stored_input, slot, stats, origin)
-                turn.release_answers = partial(claim.release_failed, turn.log, each.answers, choice.tools)
+                turn.writer.release_answers = partial(claim.release_failed, turn.log, each.answers, choice.tools)
                 turns.append(turn)
                 if choice.number == 0:
                     self._meter.charge_prompt(stats, choice.prompt.prompt.num_tokens)
@@ -237,16 +237,15 @@ class TurnManager:
         base_response, prompt, tools, media = spec.base_response, choice.prompt, choice.tools, choice.media
         job = build_job(model, spec, prompt, choice.number, input_items)
         continuation = self.continuer.store_turn(model, spec, prompt, job, self._output_settings, origin.key.id)
-        processor = OutputProcessor(
-            spec,
+        core = TurnCore(
+            spec.build_rules(),
             prompt,
-            model.format,
+            base_response,
             new_id=self._new_id,
             clock=lambda: int(self.clock()),
             settings=self._output_settings,
             seal=partial(self.sealer.seal, prompt.owner),
-            tools=tools,
-            stats=stats,
+            calls=None if tools is None else tools.rules,
         )
         turn = Turn(
             EventLog(
@@ -257,7 +256,8 @@ class TurnManager:
                 blobs=media.blobs if base_response.store else NO_BLOBS,
                 continuation=continuation,
             ),
-            processor,
+            core,
+            stats,
             model.engine,
             job,
             self._timeouts,
@@ -266,17 +266,18 @@ class TurnManager:
             None if tools is None else RoundPlanner(model, spec, self._renderer, tools, job, choice.results),
         )
         turn.media = media
-        self._tracing.connect(stats.trace, model, spec, processor, origin)
+        self._tracing.connect(turn, tools, model, spec, origin)
         if self.recorder is not None:
-            self.recorder.begin(create_record(turn.log, processor, job, origin, model.format.name), turn.log)
-        self._track_turn(model, turn, processor, slot)
+            record = create_record(turn, self._output_settings, job, origin, model.format.name)
+            self.recorder.begin(record, turn.log)
+        self._track_turn(model, turn, slot)
         return turn
 
-    def _track_turn(self, model: ServedModel, turn: Turn, processor: OutputProcessor, slot: TurnSlot) -> None:
+    def _track_turn(self, model: ServedModel, turn: Turn, slot: TurnSlot) -> None:
         self._running[turn.log.id] = turn
         if self._shutting_down:
             self._last_turns.append(turn)
-        turn.task.add_done_callback(lambda _: self._on_turn_end(model, turn, processor, slot))
+        turn.task.add_done_callback(lambda _: self._on_turn_end(model, turn, slot))
 
     async def resume_turn(self, model: ServedModel, stored: ContinuableTurn, log: EventLog) -> None:
         """Continues a turn that another process began, and whose log belongs to this one now.
@@ -287,30 +288,28 @@ class TurnManager:
         key = self._meter.find_worker(owner, stored.key_id, model.names[0]) or ApiKey(digest=b"", owner=owner)
         stats = create_stats(base, TurnOrigin(key=key), TurnTimes(parsed=now), float(base.created_at))
         seal = partial(self.sealer.seal, owner)
-        rebuilt = ProcessorRebuild(
-            stored, log, model.format, new_id=self._new_id, clock=self.clock, seal=seal, stats=stats
-        )
+        rebuilt = CoreRebuild(stored, log, model.format, new_id=self._new_id, clock=self.clock, seal=seal)
         await asyncio.to_thread(rebuilt.replay)
         job = rebuilt.continue_job()
         slot = await self._capacity.wait_slot(model.engine, job.priority)
         self.store.adopt_log(log)
-        turn = Turn(log, rebuilt.processor, model.engine, job, self._timeouts)
+        turn = Turn(log, rebuilt.core, stats, model.engine, job, self._timeouts)
         turn.is_continued = True
-        turn.release_answers = partial(AnswerClaim(self.store, owner).release_failed, log, stored.answers, None)
+        turn.writer.release_answers = partial(AnswerClaim(self.store, owner).release_failed, log, stored.answers, None)
         turn.stats.trace = self._tracing.begin(NO_ORIGIN, background=True)
-        self._track_turn(model, turn, rebuilt.processor, slot)
+        self._track_turn(model, turn, slot)
 
-    def _on_turn_end(self, model: ServedModel, turn: Turn, processor: OutputProcessor, slot: TurnSlot) -> None:
+    def _on_turn_end(self, model: ServedModel, turn: Turn, slot: TurnSlot) -> None:
         slot.release()
         del self._running[turn.log.id]
         self._meter.end_turn(turn.stats, turn.log.owner)
-        response = processor.machine.response
+        response = turn.core.machine.response
         if self._report_end is not None:
             self._report_end(turn.stats)
         self._tracing.end(turn.log, turn.stats)
         if self.recorder is not None:
             self.recorder.finish(turn.log.owner, turn.log.id)
-        is_known = processor.has_dialect and not turn.is_continued  # else its conversation is not here
+        is_known = not turn.core.rules.is_plain_text and not turn.is_continued  # else its conversation is not here
         if response.status in ("completed", "incomplete") and is_known:
-            finished = describe_finished(turn.log, processor, response, model.names[0])
+            finished = describe_finished(turn, response, model.names[0])
             self._renderer.prompt_token_cache.add_turn(finished)

@@ -17,7 +17,8 @@ from antiphon.app.requests.turn_spec import TurnSpec
 from antiphon.app.store.base import FindItem
 from antiphon.app.store.log_items import StoredTurn, output_as_input
 from antiphon.app.store.store import ResponseStore
-from antiphon.app.turn_types.encryption import DecryptionError, Purpose, Sealer
+from antiphon.app.turn_types.encryption import DecryptionError, Sealer
+from antiphon.app.turn_types.turn_rules import Purpose
 from antiphon.events.inputs import (
     AdditionalToolsInput,
     AnyInput,

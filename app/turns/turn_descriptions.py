@@ -12,32 +12,36 @@ from antiphon.app.registry.engine_wrapper import unwrap_engine
 from antiphon.app.registry.model_registry import ServedModel
 from antiphon.app.requests.secrets import remove_secrets
 from antiphon.app.requests.turn_spec import TurnSpec
+from antiphon.app.tools.hosted_turn import HostedTurn
 from antiphon.app.tracing import conventions as names
 from antiphon.app.tracing.content import build_content
 from antiphon.app.tracing.tracer import Tracer
 from antiphon.app.turn_types.event_log import EventLog
 from antiphon.app.turn_types.tracing.turn_trace import TurnDescription, TurnTrace
 from antiphon.app.turn_types.turn_stats import TurnOrigin, TurnStats
-from antiphon.app.turns.output.output_processor import OutputProcessor
+from antiphon.app.turns.core.turn_core import TurnCore
 from antiphon.app.turns.prompts.cache_diagnostics import list_settings
 from antiphon.app.turns.prompts.prompt_token_cache import FinishedTurn
+from antiphon.app.turns.prompts.spoken_items import list_spoken
+from antiphon.app.turns.turn import Turn
 from antiphon.engine.protocol import Job
 from antiphon.events.response import ConversationRef, Response
 from antiphon.kit.cassette.redaction import Redactor
+from antiphon.state.drafts import OutputSettings
 
 
-def create_record(log: EventLog, processor: OutputProcessor, job: Job, origin: TurnOrigin, dialect: str) -> TurnRecord:
-    """Returns the record of a turn that begins with this job, and makes its details carry times and inputs."""
-    times = processor.stats.times
-    processor.recorded_from = times.parsed if times.arrived is None else times.arrived
+def create_record(turn: Turn, settings: OutputSettings, job: Job, origin: TurnOrigin, dialect: str) -> TurnRecord:
+    """Returns the record of a turn that begins with this job, and makes its details carry times and cells."""
+    times = turn.stats.times
+    turn.writer.recorded_from = times.parsed if times.arrived is None else times.arrived
     return TurnRecord(
-        log,
-        processor.stats,
+        turn.log,
+        turn.stats,
         dialect=dialect,
-        settings=processor.output_settings,
+        settings=settings,
         request=origin.body,
         redact=redact_request,
-        list_rounds=lambda: list_rounds(processor, job),
+        list_rounds=lambda: list_rounds(turn.core, job),
     )
 
 
@@ -51,11 +55,11 @@ def redact_request(body: bytes) -> bytes:
     return redactor.redact_bytes(redactor.redact_json(body))
 
 
-def list_rounds(processor: OutputProcessor, job: Job) -> list[RoundRecord]:
+def list_rounds(core: TurnCore, job: Job) -> list[RoundRecord]:
     """Returns the rounds of a turn so far."""
     sampling = msgspec.to_builtins(job.sampling)
     rounds: list[RoundRecord] = []
-    for each in processor.rounds:
+    for each in core.figures.rounds:
         prompt, grammar = each.prompt, each.prompt.grammar or ""
         rounds.append(
             RoundRecord(
@@ -68,9 +72,9 @@ def list_rounds(processor: OutputProcessor, job: Job) -> list[RoundRecord]:
                 in_text=prompt.prompt.in_text,
                 in_wrapper=prompt.prompt.in_wrapper,
                 grammar=grammar if len(grammar) <= MAX_KEPT_GRAMMAR_CHARS else "",
-                offered=() if processor.tools is None else tuple(prompt.prompt_input.tools),
+                offered=() if core.calls.rules is None else tuple(prompt.prompt_input.tools),
                 may_call=prompt.prompt_input.tool_choice != "none" and not prompt.prompt_input.forbids_calls,
-                summary=processor.count_summary() if not rounds else (0, 0, 0, 0),
+                summary=core.figures.count_summary() if not rounds else (0, 0, 0, 0),
             )
         )
     return rounds
@@ -88,21 +92,17 @@ class TurnTracing:
         return None if self._tracer is None else self._tracer.begin_turn(origin.trace, background=background)
 
     def connect(
-        self,
-        trace: TurnTrace | None,
-        model: ServedModel,
-        spec: TurnSpec,
-        processor: OutputProcessor,
-        origin: TurnOrigin,
+        self, turn: Turn, tools: HostedTurn | None, model: ServedModel, spec: TurnSpec, origin: TurnOrigin
     ) -> None:
         """Connects the parts of a turn with its trace: its tools, and what describes it once it has ended."""
+        trace = turn.stats.trace
         if trace is None:
             return
-        if processor.tools is not None:
-            processor.tools.trace = trace
+        if tools is not None:
+            tools.trace = trace
         if self._tracer is not None and trace.ids.is_sampled:
-            has_content = self._tracer.exports_content(processor.round.prompt.owner)
-            trace.describe = partial(describe_turn, model, spec, processor, origin, has_content=has_content)
+            has_content = self._tracer.exports_content(turn.log.owner)
+            trace.describe = partial(describe_turn, model, spec, turn, origin, has_content=has_content)
 
     def end(self, log: EventLog, stats: TurnStats) -> None:
         """Makes the spans of a turn once its last event is published, since a reader may wait for the store."""
@@ -122,42 +122,43 @@ class TurnTracing:
 
 
 def describe_turn(
-    model: ServedModel, spec: TurnSpec, processor: OutputProcessor, origin: TurnOrigin, *, has_content: bool
+    model: ServedModel, spec: TurnSpec, turn: Turn, origin: TurnOrigin, *, has_content: bool
 ) -> TurnDescription:
     """Returns what the spans of a turn say besides its figures. Counts the cached tokens of each job."""
-    rounds, jobs, prompt = processor.rounds, processor.stats.jobs, processor.round.prompt
+    figures = turn.core.figures
+    rounds, jobs, prompt = figures.rounds, turn.stats.jobs, figures.round.prompt
     for job, each in zip(reversed(jobs), reversed(rounds), strict=False):
         job.cached_tokens = each.cached_tokens
     first = rounds[0].prompt if rounds else prompt
-    finish_reason = name_finish_reason(processor)
+    finish_reason = name_finish_reason(turn)
     base = spec.base_response
-    turn: dict[str, Any] = {
+    attributes: dict[str, Any] = {
         name: value for field, name in _SAMPLING.items() if (value := getattr(spec.sampling, field)) not in (None, 0)
     }
-    turn |= {
+    attributes |= {
         names.RESPONSE_FINISH_REASONS: [finish_reason],
         names.DIALECT: model.format.name,
-        names.REASONING_TOKENS: processor.build_usage().output_tokens_details.reasoning_tokens,
+        names.REASONING_TOKENS: figures.build_usage().output_tokens_details.reasoning_tokens,
     }
     optional = {
         names.REQUEST_ID: origin.request_id,
         names.REQUEST_CHOICES: spec.n if spec.n > 1 else None,
         names.CONVERSATION_ID: base.conversation.id if isinstance(base.conversation, ConversationRef) else None,
     }
-    turn |= {name: value for name, value in optional.items() if value}
+    attributes |= {name: value for name, value in optional.items() if value}
     num_restored = 0
     if first.prompt.tokens is not first.rendered_tokens:
         start, end = find_restored(first.rendered_tokens, first.prompt.tokens)
         num_restored = end - start
     return TurnDescription(
-        turn=turn,
+        turn=attributes,
         render={
             names.PROMPT_TOKENS: len(first.prompt.tokens),
             names.RESTORED_TOKENS: num_restored,
             names.GRAMMAR: first.grammar is not None,
         },
         job={names.ENGINE: type(unwrap_engine(model.engine)).__name__.removesuffix("Engine").lower()},
-        content=build_content(spec.prompt_input, processor.machine.output, finish_reason) if has_content else {},
+        content=build_content(spec.prompt_input, turn.core.machine.output, finish_reason) if has_content else {},
     )
 
 
@@ -174,25 +175,26 @@ _LIMITS = frozenset({"max_output_tokens", "context_full", "repetition"})
 _FAULTS = frozenset({"rejected", "engine_fault", "store_unavailable", "server_bug", "deadline", "stopped_in_call"})
 
 
-def name_finish_reason(processor: OutputProcessor) -> str:
+def name_finish_reason(turn: Turn) -> str:
     """Returns the finish reason of a turn in the words of the conventions."""
-    cause = "server_bug" if processor.stats.ending is None else processor.stats.ending.cause
+    ending, status = turn.core.end.ending, turn.stats.status
+    cause = "server_bug" if ending is None else ending.cause
     if cause in _LIMITS:
         return "length"
-    if cause in _FAULTS or processor.stats.status in ("failed", "refused"):
+    if cause in _FAULTS or status in ("failed", "refused"):
         return "error"
-    if processor.stats.status == "cancelled":
+    if status == "cancelled":
         return "cancelled"
-    return "tool_calls" if processor.round.num_client_calls else "stop"
+    return "tool_calls" if turn.core.figures.round.num_client_calls else "stop"
 
 
-def describe_finished(log: EventLog, processor: OutputProcessor, response: Response, model: str) -> FinishedTurn:
+def describe_finished(turn: Turn, response: Response, model: str) -> FinishedTurn:
     """Returns what later turns of the conversation use of a turn that has ended: its tokens and its output."""
-    last = processor.round
+    log, last = turn.log, turn.core.figures.round
     return FinishedTurn(
         last.prompt,
         tuple(last.generated_tokens),
-        last.list_spoken(response.output),
+        list_spoken(last, response.output),
         len(log.entries[0].data) if log.entries else 0,
         log.id,
         list_settings(model, log.base_response.text),

@@ -13,7 +13,8 @@ from antiphon.app.requests.turn_spec import TurnSpec
 from antiphon.app.store.base import StoredCompletion
 from antiphon.app.store.store import ResponseStore
 from antiphon.app.turn_types.event_log import EventLog
-from antiphon.app.turns.turn import SHUTTING_DOWN_MESSAGE, Turn
+from antiphon.app.turns.step_writer import SHUTTING_DOWN_MESSAGE
+from antiphon.app.turns.turn import Turn
 
 MAX_FIRST_STEP_WAIT_S = 10.0
 """Time for which the client of a background response waits until it is stored."""

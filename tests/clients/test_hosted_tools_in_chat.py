@@ -7,7 +7,7 @@ import httpx
 import openai
 import pytest
 
-from antiphon.app.tools.hosted_turn import MAX_ROUNDS
+from antiphon.app.tools.call_rules import MAX_ROUNDS
 from tests.clients.hosted_tools_script import HOSTED, SCRIPT, WEATHER_SCHEMA
 from tests.clients.tool_thread import ToolThread
 from tests.serving import RunningServer, serve

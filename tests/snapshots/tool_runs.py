@@ -26,8 +26,8 @@ from antiphon.app.tools.tool_host import HostPolicy, ToolHost
 from antiphon.app.turn_types.encryption import SEAL_KEY_BYTES
 from antiphon.app.turn_types.event_log import EventLog
 from antiphon.app.turn_types.ids import new_id
+from antiphon.app.turns.core.turn_core import TurnCore
 from antiphon.app.turns.manager import TurnManager
-from antiphon.app.turns.output.output_processor import OutputProcessor
 from antiphon.app.turns.stored_history import StoredHistory
 from antiphon.app.turns.timeouts import TurnTimeouts
 from antiphon.engine.protocol import EngineInfo, Job
@@ -165,10 +165,10 @@ class ToolRun:
         return self.log
 
     @property
-    def processor(self) -> OutputProcessor:
-        """The output processor of the turn that runs."""
+    def core(self) -> TurnCore:
+        """The core of the turn that runs."""
         assert self.log is not None
-        return self.manager._running[self.log.id]._processor
+        return self.manager._running[self.log.id].core
 
     @property
     def event_types(self) -> list[str]:

@@ -8,9 +8,9 @@ from antiphon.app.options.settings import Settings
 from antiphon.app.requests import shared
 from antiphon.app.requests.chat.body import ChatBody
 from antiphon.app.requests.fields.prompt import refuse_server_variables
-from antiphon.app.requests.turn_spec import TokenDetailRequest
 from antiphon.app.sandbox.sandboxed_template import SandboxedTemplate
 from antiphon.app.turn_types.reply_form import ChatForm, ChatOptions
+from antiphon.app.turn_types.step_detail import TokenDetailRequest
 from antiphon.events.inputs import AnyInput, InputMessage
 from antiphon.harmony.format import THINKING_SWITCHES, TemplateOptions
 from antiphon.harmony.prompt.messages import content_text

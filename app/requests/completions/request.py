@@ -14,8 +14,9 @@ from antiphon.app.requests.fields import decode_body, refuse_unsupported
 from antiphon.app.requests.fields.common import MAX_CHOICES
 from antiphon.app.requests.fields.vllm import UsageOptions
 from antiphon.app.requests.structure import read_constraint
-from antiphon.app.requests.turn_spec import CompletionTurn, TokenDetailRequest, TurnSpec
+from antiphon.app.requests.turn_spec import CompletionTurn, TurnSpec
 from antiphon.app.turn_types.reply_form import CompletionForm
+from antiphon.app.turn_types.step_detail import TokenDetailRequest
 from antiphon.engine.protocol import Sampling
 from antiphon.harmony.format import PromptInput
 from antiphon.harmony.passthrough import RawPrompt

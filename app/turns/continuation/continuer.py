@@ -13,10 +13,10 @@ from antiphon.app.store.history.claimed_responses import RESTARTED_MESSAGE
 from antiphon.app.store.store import ResponseStore
 from antiphon.app.turn_types.continuation import Continuation
 from antiphon.app.turn_types.event_log import EventLog
+from antiphon.app.turn_types.turn_prompt import TurnPrompt
 from antiphon.app.turns.continuation.model_digest import digest_models
 from antiphon.app.turns.continuation.replay import ReplayError
 from antiphon.app.turns.continuation.stored_turn import ContinuableTurn, can_continue, decode_turn, encode_turn
-from antiphon.app.turns.prompts.prompt_token_cache import TurnPrompt
 from antiphon.engine.protocol import Job
 from antiphon.state.drafts import OutputSettings
 from antiphon.state.recovery import failure_events

@@ -6,9 +6,10 @@ from typing import Any
 
 from msgspec import UNSET, structs
 
-from antiphon.app.tools.hosted_turn import ApprovedCall, FoundTools, HostedTurn
+from antiphon.app.tools.call_rules import ApprovedCall, CallRules, FoundTools
 from antiphon.app.tools.search.citations import SourceList, WebSource
 from antiphon.app.turn_types.event_log import LogEntry
+from antiphon.app.turns.core.inputs import ResultInput
 from antiphon.events import hosted_events as hev
 from antiphon.events import stream as ev
 from antiphon.events.hosted import (
@@ -26,47 +27,34 @@ from antiphon.events.items import UrlCitation
 from antiphon.state.segments import Call, CallResult, CodeResult, FileSearchResult, McpResult, WebSearchResult
 
 
-class RecordedTools(HostedTurn):
-    """Answers what the processor asks of the tools with what the events of the log say. It runs nothing."""
+class RecordedTools:
+    """Answers what the core asks of the tools with what the events of the log say. It runs nothing."""
+
+    table = None
+    """The table of each round is in the record."""
 
     def __init__(self, entries: Sequence[LogEntry], max_calls: int | None) -> None:
         done = [entry.event.item for entry in entries if isinstance(entry.event, ev.ItemDone)]
         requests = deque(item.id for item in done if isinstance(item, McpApprovalRequest))
         self._found = deque(item for item in done if isinstance(item, ToolSearchOutput) and item.execution == "server")
-        super().__init__(
-            runners={},
+        self._titles = _list_cited(entries)
+        self.rules = CallRules(
             sign=lambda *_: requests.popleft(),
             lists=tuple(item for item in done if isinstance(item, McpListTools)),
             approved=tuple(_list_approved(entries)),
             max_calls=max_calls,
+            search=self,
+            sources=self._find_earlier_sources(done),
         )
-        self._titles = _list_cited(entries)
-        self._known_sources = self._find_earlier_sources(done)
-
-    @property
-    def sources(self) -> SourceList:
-        """The pages that web searches have found so far."""
-        return self._known_sources
 
     def load_tools(self, call: ToolSearchCall) -> FoundTools:
         """Returns what the search has found. What the model reads of it is in the next prompt."""
         return FoundTools(structs.replace(self._found.popleft(), call_id=call.call_id), "")
 
-    def take_result(self, item: ServerCallItem) -> CallResult:
-        """Returns what the tool returned, from the call's item as it is done."""
-        is_failed = item.status == "failed"
-        if isinstance(item, McpCall):
-            error = item.error if item.error is not UNSET and not isinstance(item.error, str) else None
-            return McpResult(item.output if isinstance(item.output, str) else None, error)
-        if isinstance(item, CodeInterpreterCall):
-            outputs = item.outputs if isinstance(item.outputs, tuple) else ()
-            return CodeResult("".join(str(each["logs"]) for each in outputs), is_failed=is_failed)
-        if isinstance(item, FileSearchCall):
-            results = item.results if isinstance(item.results, tuple) else ()
-            return FileSearchResult(item.queries or (), results, is_failed=is_failed)
-        if not is_failed:
-            self._known_sources = self._known_sources.join(self._build_sources(_list_found(item)))
-        return WebSearchResult(item.action, is_failed=is_failed)
+    def take_result(self, item: ServerCallItem) -> ResultInput:
+        """Returns the end of a call, from its item as it is done. What the model reads of it is in the next prompt."""
+        found = _list_found(item) if isinstance(item, WebSearchCall) else ()
+        return ResultInput(_read_result(item), "", sources=self._build_sources(found))
 
     def _find_earlier_sources(self, done: Sequence[object]) -> SourceList:
         """Returns the pages that earlier turns have found, as far as this one cites them."""
@@ -77,6 +65,21 @@ class RecordedTools(HostedTurn):
         """Returns pages with their titles. One whose citations differ has none: a citation has the link's label."""
         titles = {url: next(iter(each)) if len(each) == 1 else "" for url, each in self._titles.items()}
         return SourceList(tuple(WebSource(url=url, title=titles.get(url, "")) for url in urls))
+
+
+def _read_result(item: ServerCallItem) -> CallResult:
+    """Returns what the tool returned, from the call's item as it is done."""
+    is_failed = item.status == "failed"
+    if isinstance(item, McpCall):
+        error = item.error if item.error is not UNSET and not isinstance(item.error, str) else None
+        return McpResult(item.output if isinstance(item.output, str) else None, error)
+    if isinstance(item, CodeInterpreterCall):
+        outputs = item.outputs if isinstance(item.outputs, tuple) else ()
+        return CodeResult("".join(str(each["logs"]) for each in outputs), is_failed=is_failed)
+    if isinstance(item, FileSearchCall):
+        results = item.results if isinstance(item.results, tuple) else ()
+        return FileSearchResult(item.queries or (), results, is_failed=is_failed)
+    return WebSearchResult(item.action, is_failed=is_failed)
 
 
 def _list_approved(entries: Sequence[LogEntry]) -> list[ApprovedCall]:

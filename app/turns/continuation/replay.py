@@ -1,4 +1,4 @@
-"""Brings an output processor to where another one was that wrote these entries, and checks that the events are equal.
+"""Brings the core of a turn to where another one was that wrote these entries, and checks that the events are equal.
 
 The stored ids of tokens go through reader, stop filter and state machine as they did in the first run. Ids of items
 and sealed texts are taken from the stored events, since they are made only once.
@@ -10,13 +10,13 @@ from datetime import UTC, datetime
 
 import msgspec
 
-from antiphon.app.turn_types.encryption import Purpose
 from antiphon.app.turn_types.event_log import EventLog, LogEntry
-from antiphon.app.turn_types.turn_stats import TurnStats
+from antiphon.app.turn_types.turn_prompt import TurnPrompt
+from antiphon.app.turn_types.turn_rules import Purpose
 from antiphon.app.turns.continuation.stored_turn import ContinuableTurn
-from antiphon.app.turns.output.output_processor import OutputProcessor
-from antiphon.app.turns.prompts.prompt_token_cache import TurnPrompt
-from antiphon.engine.protocol import Chunk, Job
+from antiphon.app.turns.core.inputs import AdmittedInput, KeepaliveInput, QueuedInput, StepInput, TokensInput
+from antiphon.app.turns.core.turn_core import TurnCore
+from antiphon.engine.protocol import Job
 from antiphon.events import sse
 from antiphon.events import stream as ev
 from antiphon.events.hosted import ToolSearchOutput
@@ -60,8 +60,8 @@ class RecordedIds:
         return sealed.popleft() if sealed else None
 
 
-class ProcessorRebuild:
-    """Rebuilds the processor of a turn that another process began, from the turn's log."""
+class CoreRebuild:
+    """Rebuilds the core of a turn that another process began, from the turn's log."""
 
     def __init__(
         self,
@@ -72,7 +72,6 @@ class ProcessorRebuild:
         new_id: NewId,
         clock: Callable[[], float],
         seal: Callable[[Purpose, str], str],
-        stats: TurnStats | None = None,
     ) -> None:
         self._stored, self._log = stored, log
         recorded, spec = RecordedIds(log.entries, new_id), stored.build_spec(log.base_response)
@@ -85,39 +84,37 @@ class ProcessorRebuild:
             prompt=stored.build_prompt(),
             grammar=stored.job.grammar,
         )
-        self.processor = OutputProcessor(
-            spec,
+        self.core = TurnCore(
+            spec.build_rules(),
             prompt,
-            form,
+            log.base_response,
             new_id=recorded.new_id,
             clock=lambda: int(clock()),
             settings=stored.output_settings,
             seal=lambda purpose, text: recorded.take_sealed(purpose) or seal(purpose, text),
-            stats=stats,
         )
 
     def replay(self) -> None:
-        """Brings the processor to the end of the log. Raises `ReplayError`. Call it in a thread: a log may be long."""
+        """Brings the core to the end of the log. Raises `ReplayError`. Call it in a thread: a log may be long."""
         for step in split_steps(self._log.entries):
             self._replay_step(step)
-        if self.processor.needs_no_more:
+        if self.core.needs_no_more:
             raise ReplayError("the stored tokens end the turn, and the stored events do not")
 
     def _replay_step(self, step: Sequence[LogEntry]) -> None:
-        """Feeds a stored step to the processor. Raises `ReplayError` if its events differ from the stored ones."""
+        """Applies the input of a stored step. Raises `ReplayError` if its events differ from the stored ones."""
         first = step[0].event.sequence_number
         try:
-            _repeat_step(self.processor, step)
+            events = self.core.apply(_find_input(self.core, step))
         except (IllegalInput, ValueError) as error:
             raise ReplayError(f"the step at event {first} cannot be repeated: {error}") from error
-        events = self.processor.collect_events()
-        self.processor.take_detail()
+        self.core.take_detail()
         if [sse.encode_event(event) for event in events] != [entry.data for entry in step]:
             raise ReplayError(f"the tokens of the step at event {first} give other events than the stored ones")
 
     def continue_job(self) -> Job:
         """Returns the job of the rest: with the tokens so far, if the engine had admitted it."""
-        current = self.processor.round
+        current = self.core.figures.round
         if not current.is_admitted:
             return self._stored.job
         return msgspec.structs.replace(self._stored.job, generated=tuple(current.generated_tokens))
@@ -132,15 +129,14 @@ def split_steps(entries: Sequence[LogEntry]) -> Iterator[Sequence[LogEntry]]:
             start = number
 
 
-def _repeat_step(processor: OutputProcessor, step: Sequence[LogEntry]) -> None:
-    detail, state = step[-1].detail, processor.machine.state
+def _find_input(core: TurnCore, step: Sequence[LogEntry]) -> StepInput:
+    """Returns the input that gave a stored step. Raises `ReplayError`."""
+    detail, state = step[-1].detail, core.machine.state
     if detail is None:
         raise ReplayError("the stored events have no tokens")
-    if isinstance(step[-1].event, ev.Queued) and state is State.NEW:
-        processor.on_queued()
-    elif state in (State.NEW, State.QUEUED) and not isinstance(step[-1].event, ev.Queued):
-        processor.on_admitted(Chunk(cached_tokens=detail.cached_tokens))
-    elif detail.tokens:
-        processor.process_chunk(Chunk(tokens=detail.tokens))
-    else:
-        processor.keepalive()
+    is_queued = isinstance(step[-1].event, ev.Queued)
+    if is_queued and state is State.NEW:
+        return QueuedInput()
+    if state in (State.NEW, State.QUEUED) and not is_queued:
+        return AdmittedInput(detail.cached_tokens)
+    return TokensInput(detail.tokens) if detail.tokens else KeepaliveInput()

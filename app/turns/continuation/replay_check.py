@@ -23,14 +23,14 @@ from antiphon.app.requests.messages.request import read_messages_request
 from antiphon.app.requests.responses.input_items import add_compaction_trigger
 from antiphon.app.requests.responses.request import read_responses_request
 from antiphon.app.requests.turn_spec import ParsedRequest, TurnSpec
-from antiphon.app.tools.hosted_turn import MAX_TOOL_TIME_S
+from antiphon.app.tools.call_rules import MAX_TOOL_TIME_S
 from antiphon.app.turn_types.event_log import EventLog
+from antiphon.app.turn_types.turn_prompt import TurnPrompt
 from antiphon.app.turn_types.turn_stats import Api
 from antiphon.app.turns.continuation.recorded_tools import RecordedTools
 from antiphon.app.turns.continuation.replay import RecordedIds
 from antiphon.app.turns.continuation.turn_replay import TurnReplay
-from antiphon.app.turns.output.output_processor import OutputProcessor
-from antiphon.app.turns.prompts.prompt_token_cache import TurnPrompt
+from antiphon.app.turns.core.turn_core import TurnCore
 from antiphon.events import sse
 from antiphon.events import stream as ev
 from antiphon.events.hosted import ServerCallItem
@@ -101,18 +101,18 @@ def _create_replay(record: TurnRecord, log: EventLog, models: ModelRegistry, set
     tools = RecordedTools(log.entries, spec.max_tool_calls) if has_tools else None
     first = structs.replace(prompts[0], summary=prompts[0]) if is_compacted and not spec.compact else prompts[0]
     ids, last = RecordedIds(log.entries, lambda prefix: f"{prefix}_new"), log.response.completed_at
-    processor = OutputProcessor(
-        spec,
+    core = TurnCore(
+        spec.build_rules(),
         first,
-        form,
+        spec.base_response,
         new_id=ids.new_id,
         clock=lambda: int(last or 0),
         settings=record.settings,
         seal=lambda purpose, text: ids.take_sealed(purpose) or text,
-        tools=tools,
+        calls=None if tools is None else tools.rules,
     )
-    processor.restore_summary(rounds[0].summary)
-    return TurnReplay(processor, rounds, prompts, tools, ends_compacted=spec.compact)
+    core.figures.restore_summary(rounds[0].summary)
+    return TurnReplay(core, rounds, prompts, tools, ends_compacted=spec.compact)
 
 
 def _check_tools(record: TurnRecord, log: EventLog, tables: Sequence[ToolTable | None]) -> None:

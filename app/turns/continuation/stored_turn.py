@@ -5,8 +5,9 @@ from collections.abc import Sequence
 import msgspec
 from msgspec import Struct
 
-from antiphon.app.requests.turn_spec import ApprovalAnswer, TokenDetailRequest, TurnSpec
-from antiphon.app.turns.prompts.prompt_token_cache import TurnPrompt
+from antiphon.app.requests.turn_spec import ApprovalAnswer, TurnSpec
+from antiphon.app.turn_types.step_detail import TokenDetailRequest
+from antiphon.app.turn_types.turn_prompt import TurnPrompt
 from antiphon.engine.protocol import Job
 from antiphon.events.inputs import AnyInput, InputCustomCall, InputFunctionCall
 from antiphon.events.response import Response

@@ -7,13 +7,13 @@ returned, what the client approved, and the content of a compaction are taken fr
 from collections.abc import Iterator, Sequence
 
 from antiphon.app.inspection.record import RoundRecord
-from antiphon.app.turn_types.endings import Ending
 from antiphon.app.turn_types.event_log import LogEntry
+from antiphon.app.turn_types.turn_prompt import TurnPrompt
 from antiphon.app.turns.continuation.recorded_tools import RecordedTools
 from antiphon.app.turns.continuation.replay import split_steps
-from antiphon.app.turns.output.output_processor import OutputProcessor
-from antiphon.app.turns.prompts.prompt_token_cache import TurnPrompt
-from antiphon.engine.protocol import Chunk, FinishReason
+from antiphon.app.turns.core import inputs as step_inputs
+from antiphon.app.turns.core.turn_core import TurnCore
+from antiphon.engine.protocol import FinishReason
 from antiphon.events import hosted_events as hev
 from antiphon.events import stream as ev
 from antiphon.events.base import Event
@@ -35,23 +35,24 @@ REPEATED_EVENTS = (
 
 
 class TurnReplay:
-    """Brings a new processor through the steps of a log. `prompts` are those of the rounds in the record."""
+    """Brings a new core through the steps of a log. `prompts` are those of the rounds in the record."""
 
     def __init__(
         self,
-        processor: OutputProcessor,
+        core: TurnCore,
         rounds: Sequence[RoundRecord],
         prompts: Sequence[TurnPrompt],
         tools: RecordedTools | None,
         *,
         ends_compacted: bool,
     ) -> None:
-        self._processor, self._rounds, self._prompts, self._tools = processor, rounds, prompts, tools
+        self._core, self._rounds, self._prompts, self._tools = core, rounds, prompts, tools
         self._ends_compacted = ends_compacted
-        self._approved = list(tools.approved if tools is not None else ())
-        self._number = -1 if self._approved else 0
+        self._num_approved = len(tools.rules.approved) if tools is not None else 0
+        self._next_approved = 0
+        self._number = -1 if self._num_approved else 0
         """Number of the round; -1 while the calls run that the client has approved."""
-        self._num_left = 0 if self._approved else rounds[0].output_tokens
+        self._num_left = 0 if self._num_approved else rounds[0].output_tokens
         """Tokens of the round that are still to come."""
         self._events: list[Event] = []
         """Events that the tokens of the step have given."""
@@ -61,14 +62,14 @@ class TurnReplay:
         for step in split_steps(entries):
             self._events = []
             self._repeat_step(step)
-            yield from (*self._events, *self._processor.collect_events())
+            yield from self._events
 
     @property
     def _is_last_round(self) -> bool:
         return self._number + 1 >= len(self._rounds)
 
     def _repeat_step(self, step: Sequence[LogEntry]) -> None:
-        processor, last, state = self._processor, step[-1], self._processor.machine.state
+        last, state = step[-1], self._core.machine.state
         tokens = () if last.detail is None else last.detail.tokens
         terminal = last.event if isinstance(last.event, ev.Terminal) else None
         if state in (State.NEW, State.QUEUED) and any(isinstance(entry.event, ev.InProgress) for entry in step):
@@ -76,31 +77,33 @@ class TurnReplay:
             if not tokens and terminal is None:
                 return
         elif state is State.NEW:
-            processor.on_queued()
+            self._apply(step_inputs.QueuedInput())
             if terminal is None:
                 return
         done = [entry.event.item for entry in step if isinstance(entry.event, ev.ItemDone)]
-        if self._approved and _adds_approved(step):
-            approved = self._approved.pop(0)
-            processor.add_approved(approved.call, approved.arguments)
+        if self._next_approved < self._num_approved and _adds_approved(step):
+            self._apply(step_inputs.ApprovedInput(self._next_approved))
+            self._next_approved += 1
         else:
             self._feed(tokens)
-            self._events += processor.collect_events()
             if len(step) == 1 and not self._events and isinstance(last.event, REPEATED_EVENTS):
-                processor.keepalive()
+                self._apply(step_inputs.KeepaliveInput())
         if terminal is not None:
             self._finish_round(terminal.response, None if last.detail is None else last.detail.stop_id)
         for item in done:
             self._end_wait(item)
         self._start_next()
-        if terminal is not None and not processor.is_ended:
+        if terminal is not None and not self._core.is_ended:
             self._end_turn(terminal.response)
 
+    def _apply(self, step: step_inputs.StepInput) -> None:
+        self._events += self._core.apply(step)
+
     def _begin(self) -> None:
-        if self._approved:
-            self._processor.begin()
+        if self._num_approved:
+            self._apply(step_inputs.StartedInput())
         else:
-            self._processor.on_admitted(Chunk(cached_tokens=self._rounds[0].cached_tokens))
+            self._apply(step_inputs.AdmittedInput(self._rounds[0].cached_tokens))
 
     def _feed(self, tokens: Sequence[int]) -> None:
         """Repeats chunks of tokens, and the ends of the rounds that other rounds follow."""
@@ -111,71 +114,70 @@ class TurnReplay:
             count = len(rest) if self._is_last_round else min(self._num_left, len(rest))
             if count == 0:
                 raise LookupError(f"the output of round {self._number + 1} does not end with a call")
-            self._processor.process_chunk(Chunk(tokens=rest[:count]))
+            self._apply(step_inputs.TokensInput(rest[:count]))
             rest, self._num_left = rest[count:], self._num_left - count
             if self._num_left == 0 and not self._is_last_round:
-                self._processor.process_chunk(Chunk(finish="stop"))
+                self._apply(step_inputs.FinishedInput())
 
     def _start_next(self) -> None:
         """Begins the next round if the one before is over."""
-        if not self._processor.is_round_over and not self._is_ready_after_approved:
+        if not self._core.end.is_round_over and not self._is_ready_after_approved:
             return
-        if self._tools is not None and not self._processor.is_ended and not self._is_last_round:
-            self._tools.num_rounds += 1
+        if self._tools is not None and not self._core.is_ended and not self._is_last_round:
             self._number += 1
             each = self._rounds[self._number]
             self._num_left = each.output_tokens
-            self._processor.start_round(self._prompts[self._number])
-            self._processor.on_admitted(Chunk(cached_tokens=each.cached_tokens))
+            self._apply(step_inputs.RoundInput(self._prompts[self._number]))
+            self._apply(step_inputs.AdmittedInput(each.cached_tokens))
             if not self._num_left and not self._is_last_round:
-                self._processor.process_chunk(Chunk(finish="stop"))
+                self._apply(step_inputs.FinishedInput())
 
     @property
     def _is_ready_after_approved(self) -> bool:
-        processor = self._processor
-        began = processor.machine.state is State.IDLE and processor.due_call is None
-        return self._number < 0 and not self._approved and began
+        began = self._core.machine.state is State.IDLE and self._core.calls.due is None
+        return self._number < 0 and self._next_approved == self._num_approved and began
 
     def _end_wait(self, item: object) -> None:
         """Repeats the end of what the server did: a compaction, or the call that is due."""
-        processor = self._processor
         if isinstance(item, Compaction):
-            content = item.encrypted_content
-            processor.end_compaction(content, None if self._ends_compacted else self._prompts[0])
-            if not self._ends_compacted:
-                processor.on_admitted(Chunk(cached_tokens=self._rounds[0].cached_tokens))
-        elif isinstance(item, ServerCallItem) and self._tools is not None and processor.due_call is not None:
-            processor.end_call(self._tools.take_result(item), "")
+            prompt = None if self._ends_compacted else self._prompts[0]
+            self._apply(step_inputs.SummaryInput(item.encrypted_content, prompt))
+            if prompt is not None:
+                self._apply(step_inputs.AdmittedInput(self._rounds[0].cached_tokens))
+        elif isinstance(item, ServerCallItem) and self._tools is not None and self._core.calls.due is not None:
+            self._apply(self._tools.take_result(item))
 
     def _finish_round(self, response: Response, stop_id: int | None) -> None:
         """Repeats the engine's last chunk, if it was the model that ended the round."""
-        processor = self._processor
-        if processor.is_ended:
+        core, current = self._core, self._core.figures.round
+        if core.is_ended:
             return
         finish: FinishReason | None = "stop"
-        if _is_cut(response) and not (processor.round.calls and stop_id is not None):
+        if _is_cut(response) and not (current.calls and stop_id is not None):
             finish = "length"
-        elif response.status == "cancelled" or (response.error is not None and not processor.round.reader.call_failed):
+        elif response.status == "cancelled" or (response.error is not None and not current.reader.call_failed):
             finish = "stop" if self._has_ended_item(response) else None
-        processor.process_chunk(Chunk(finish=finish, stop_id=stop_id))
+        if finish is None:
+            self._apply(step_inputs.TokensInput(()))
+        else:
+            self._apply(step_inputs.FinishedInput(finish=finish, stop_id=stop_id))
 
     def _has_ended_item(self, response: Response) -> bool:
         """Tells whether the open item was closed before the turn was interrupted: between two rounds."""
-        is_open = self._processor.machine.state in (State.REASONING, State.MESSAGE)
+        is_open = self._core.machine.state in (State.REASONING, State.MESSAGE)
         last = response.output[-1] if response.output else None
-        return bool(self._processor.round.calls) and is_open and getattr(last, "status", None) == "completed"
+        return bool(self._core.figures.round.calls) and is_open and getattr(last, "status", None) == "completed"
 
     def _end_turn(self, response: Response) -> None:
         """Repeats what ended the turn besides the model."""
-        processor = self._processor
         if response.status == "cancelled":
-            processor.cancel(Ending("cancelled"))
+            self._apply(step_inputs.CancelInput())
         elif response.error is not None:
-            processor.fail(response.error.code, response.error.message, Ending("engine_fault"))
-        elif _is_cut(response) and processor.is_round_over:
-            processor.cut()
+            self._apply(step_inputs.FailInput(response.error.code, response.error.message, "engine_fault"))
+        elif _is_cut(response) and self._core.end.is_round_over:
+            self._apply(step_inputs.CutInput())
         else:
-            processor.request_steer()
+            self._apply(step_inputs.SteerInput())
 
 
 def _adds_approved(step: Sequence[LogEntry]) -> bool:

@@ -8,15 +8,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
-from msgspec import UNSET, UnsetType
 
 from antiphon.app.requests.responses.compaction import is_summary
-from antiphon.app.turns.prompts.prompt_token_cache import FinishedTurn, TurnPrompt, common_length
+from antiphon.app.turn_types.turn_prompt import TurnPrompt
+from antiphon.app.turns.prompts.prompt_token_cache import FinishedTurn, common_length
 from antiphon.events.inputs import AnyInput
-from antiphon.events.response import CacheHit, CacheMiss, CacheMissReason, CacheUnavailable, PromptCacheDiagnostics
-
-MAX_ROUNDING_TOKENS = 256
-"""Common tokens that an engine may compute again: caches are reused in pages, or up to positions that were planned."""
+from antiphon.events.response import CacheHit, CacheMiss, CacheMissReason, PromptCacheDiagnostics
 
 
 def compare_prompt(prompt: TurnPrompt, settings: dict[str, Any], earlier: FinishedTurn) -> TurnPrompt:
@@ -42,13 +39,6 @@ def list_settings(model_name: str, text: Any) -> dict[str, Any]:
     """Returns what a prompt depends on besides its conversation. `text`: the text settings of its Response."""
     sent = text or {}
     return {"model": model_name, "format": sent.get("format"), "verbosity": sent.get("verbosity")}
-
-
-def diagnose_cache(prompt: TurnPrompt, num_cached: int) -> PromptCacheDiagnostics | UnsetType:
-    """Returns the diagnosis of a prompt of which the engine had this number of tokens; UNSET if none was asked for."""
-    if isinstance(prompt.diagnostics, CacheHit) and num_cached < max(prompt.num_comparable - MAX_ROUNDING_TOKENS, 1):
-        return CacheUnavailable()  # the tokens are common, but the engine no longer has them, or does not say so
-    return UNSET if prompt.diagnostics is None else prompt.diagnostics
 
 
 def _find_reason(prompt: TurnPrompt, settings: dict[str, Any], earlier: FinishedTurn) -> CacheMissReason:

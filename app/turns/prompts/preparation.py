@@ -13,10 +13,10 @@ from antiphon.app.store.store import ResponseStore
 from antiphon.app.tools.hosted_turn import HostedTurn
 from antiphon.app.tools.tool_host import ToolHost
 from antiphon.app.turn_types.blob_urls import BlobContents
+from antiphon.app.turn_types.turn_prompt import TurnPrompt
 from antiphon.app.turns.media.resolver import MediaResolver, TurnMedia
 from antiphon.app.turns.media.result_images import ResultImages
 from antiphon.app.turns.prompts.prompt_renderer import PromptRenderer
-from antiphon.app.turns.prompts.prompt_token_cache import TurnPrompt
 from antiphon.events.inputs import AnyInput
 from antiphon.events.response import CacheUnavailable, ComparisonNotFound
 from antiphon.harmony.rendered_prompt import RenderedPrompt

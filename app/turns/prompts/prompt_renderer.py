@@ -23,9 +23,10 @@ from antiphon.app.sandbox.messages import SANDBOX_CPU_LIMIT_S
 from antiphon.app.sandbox.report import report_sandbox_error
 from antiphon.app.sandbox.sandbox_process import SandboxError
 from antiphon.app.sandbox.sandboxed_template import TEMPLATE_EXECUTOR, limit_template_cpu
+from antiphon.app.turn_types.turn_prompt import TurnPrompt
 from antiphon.app.turns.prompts.cache_diagnostics import compare_prompt, list_settings
 from antiphon.app.turns.prompts.kept_items import KeptItems
-from antiphon.app.turns.prompts.prompt_token_cache import PromptTokenCache, TurnPrompt
+from antiphon.app.turns.prompts.prompt_token_cache import PromptTokenCache
 from antiphon.app.turns.prompts.truncation import truncate_input
 from antiphon.harmony.format import PromptInput
 from antiphon.harmony.rendered_prompt import RenderError, UnsupportedOptionError

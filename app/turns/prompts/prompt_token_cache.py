@@ -26,9 +26,10 @@ from msgspec import Struct
 
 from antiphon.app.errors import ApiError
 from antiphon.app.requests.responses.input_items import read_item
+from antiphon.app.turn_types.turn_prompt import PrefixKey, TurnPrompt
 from antiphon.events.base import InputItem
 from antiphon.events.inputs import AnyInput
-from antiphon.events.response import OutputItem, PromptCacheDiagnostics
+from antiphon.events.response import OutputItem
 from antiphon.harmony.format import ModelFormat, PromptInput
 from antiphon.harmony.rendered_prompt import RenderedPrompt, RenderError
 
@@ -40,34 +41,6 @@ BYTES_PER_TOKEN = 8
 """Memory of a remembered token, by which the bytes of a request are counted as tokens."""
 MAX_COMPARED_TURNS = 8
 """Maximum number of turns that are rendered again and compared for one prompt, the latest first."""
-
-
-_PrefixKey = tuple[str, int, bytes]
-"""Owner, `id()` of the format, digest of the tokens. Remembered turns keep their format alive, so no id is reused."""
-
-
-class TurnPrompt(Struct, frozen=True, kw_only=True):
-    """A conversation rendered for a model."""
-
-    format: ModelFormat
-    owner: str
-    prompt_input: PromptInput
-    now: datetime
-    """Time of the rendering: templates write the date."""
-    rendered_tokens: tuple[int, ...]
-    """Prompt as the template renders it."""
-    prompt: RenderedPrompt
-    """Prompt as the model reads it, with generated ids restored."""
-    start: _PrefixKey | None = None
-    """Key of the prompt up to the end of its last message; None for one that is not remembered."""
-    grammar: str | None = None
-    """Grammar that constrains the output, or None."""
-    summary: "TurnPrompt | None" = None
-    """Prompt of a summary that is generated first, because this one is too long; None: the turn begins with this."""
-    diagnostics: PromptCacheDiagnostics | None = None
-    """Diagnosis of the prompt cache before the engine has the prompt; None if the request asks for none."""
-    num_comparable: int = 0
-    """Number of tokens that the engine has computed for the compared response."""
 
 
 class FinishedTurn(Struct, frozen=True):
@@ -104,7 +77,7 @@ class PromptTokenCache:
         self._count = 0
         self.turns: deque[_HistoryEntry] = deque()
         """The remembered turns, oldest first."""
-        self.by_start: dict[_PrefixKey, deque[_HistoryEntry]] = {}
+        self.by_start: dict[PrefixKey, deque[_HistoryEntry]] = {}
         """The same turns by their first tokens, without empty queues."""
         self._by_id: dict[tuple[str, str], FinishedTurn] = {}
         self._lock = threading.Lock()
@@ -158,7 +131,7 @@ class PromptTokenCache:
         if not same_start:
             del self.by_start[oldest.start]
 
-    def _replay_original(self, form: ModelFormat, starts: list[_PrefixKey], prompt: RenderedPrompt) -> RenderedPrompt:
+    def _replay_original(self, form: ModelFormat, starts: list[PrefixKey], prompt: RenderedPrompt) -> RenderedPrompt:
         if prompt.texts:
             return prompt  # the engine takes text
         packed = _pack_ids(prompt.tokens)
@@ -180,7 +153,7 @@ class PromptTokenCache:
             return prompt
         return msgspec.structs.replace(prompt, tokens=tokens, media=media)
 
-    def _find_candidates(self, starts: list[_PrefixKey]) -> list["_HistoryEntry"]:
+    def _find_candidates(self, starts: list[PrefixKey]) -> list["_HistoryEntry"]:
         """Returns turns whose prompt, up to the end of its last message, has one of these keys; the latest first."""
         with self._lock:
             queues = (self.by_start.get(start, ()) for start in starts)
@@ -191,7 +164,7 @@ class PromptTokenCache:
 class _HistoryEntry:
     """The `number`-th remembered turn. A thread can still use it after another thread has evicted it."""
 
-    def __init__(self, turn: FinishedTurn, start: _PrefixKey, number: int) -> None:
+    def __init__(self, turn: FinishedTurn, start: PrefixKey, number: int) -> None:
         self.turn, self.start, self.number = turn, start, number
 
     @cached_property
@@ -227,7 +200,7 @@ def _compare_renderings(turn: FinishedTurn) -> _ReplayPrefix | None:
     return _ReplayPrefix(_pack_ids(rendered[: end + 1]), _pack_ids((*prompt.prompt.tokens, *generated, rendered[end])))
 
 
-def _prefix_keys(form: ModelFormat, owner: str, tokens: Sequence[int]) -> list[_PrefixKey]:
+def _prefix_keys(form: ModelFormat, owner: str, tokens: Sequence[int]) -> list[PrefixKey]:
     """Returns a key for the tokens up to the end of each message, by which turns are found without a search.
 
     Messages are few, so the number of keys does not depend on the number of remembered turns.

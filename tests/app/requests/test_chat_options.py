@@ -7,8 +7,8 @@ import pytest
 from antiphon.app.errors import ApiError
 from antiphon.app.options.settings import Settings
 from antiphon.app.requests.chat.request import read_chat_request
-from antiphon.app.requests.turn_spec import TokenDetailRequest
 from antiphon.app.turn_types.reply_form import ChatForm, ChatOptions
+from antiphon.app.turn_types.step_detail import TokenDetailRequest
 from antiphon.harmony.format import TemplateOptions
 from tests.app.requests.request_builders import make_registry, read_chat, read_chat_spec, summarize_error
 

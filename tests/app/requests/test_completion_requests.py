@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from antiphon.app.errors import ApiError
-from antiphon.app.requests.turn_spec import TokenDetailRequest
+from antiphon.app.turn_types.step_detail import TokenDetailRequest
 from tests.app.requests.request_builders import read_completion, summarize_error
 
 INVALID_FIELDS: list[tuple[dict[str, Any], str, str]] = [

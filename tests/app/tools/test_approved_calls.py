@@ -12,7 +12,7 @@ from antiphon.app.store.database import Database
 from antiphon.app.store.sqlite.store import MemoryStore
 from antiphon.app.tools.approvals import ApprovalSigner
 from antiphon.app.tools.approved_calls import AnswerClaim, ApprovalReader
-from antiphon.app.tools.hosted_turn import ApprovedCall
+from antiphon.app.tools.call_rules import ApprovedCall
 from tests.app.requests.request_builders import read_responses_spec
 from tests.progress import HANG_TIMEOUT_S
 

@@ -10,8 +10,9 @@ import pytest
 
 from antiphon.app.errors import ApiError
 from antiphon.app.turns.capacity import TurnCapacity
+from antiphon.app.turns.core.turn_core import TurnCore
+from antiphon.app.turns.core.turn_output import TurnOutput
 from antiphon.app.turns.manager import TurnManager
-from antiphon.app.turns.output.output_processor import OutputProcessor
 from antiphon.app.turns.prompts.prompt_renderer import PromptRenderer
 from antiphon.app.turns.turn import Turn
 from antiphon.engine.protocol import BATCH_PRIORITY, Engine
@@ -78,10 +79,10 @@ FAILING_STEPS = [
     (TurnManager, "_create_turn", 0),
     (TurnManager, "_create_turn", 2),
     (Turn, "__init__", 1),
-    (OutputProcessor, "on_admitted", 0),
-    (OutputProcessor, "on_admitted", 1),
-    (OutputProcessor, "process_chunk", 0),
-    (OutputProcessor, "process_chunk", 2),
+    (TurnCore, "_begin", 0),
+    (TurnCore, "_begin", 1),
+    (TurnOutput, "feed_all", 0),
+    (TurnOutput, "feed_all", 2),
     (ScriptedEngine, "generate", 0),
     (ScriptedEngine, "generate", 1),
 ]

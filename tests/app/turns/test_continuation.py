@@ -8,10 +8,10 @@ import pytest
 
 from antiphon.app.requests.turn_spec import ApprovalAnswer, TurnSpec
 from antiphon.app.turn_types.event_log import EventLog
+from antiphon.app.turn_types.turn_prompt import TurnPrompt
 from antiphon.app.turns.continuation import stored_turn
-from antiphon.app.turns.continuation.replay import ProcessorRebuild, split_steps
+from antiphon.app.turns.continuation.replay import CoreRebuild, split_steps
 from antiphon.app.turns.manager import TurnManager
-from antiphon.app.turns.prompts.prompt_token_cache import TurnPrompt
 from antiphon.engine.protocol import Job, Sampling
 from antiphon.events.response import Response
 from antiphon.harmony.format import PromptInput
@@ -61,8 +61,8 @@ def refuse_id(prefix: str) -> str:
     raise AssertionError(f"an id {prefix} is minted again")
 
 
-def rebuild(case: Case, data: bytes, log: EventLog, new_id: NewId = refuse_id) -> ProcessorRebuild:
-    return ProcessorRebuild(
+def rebuild(case: Case, data: bytes, log: EventLog, new_id: NewId = refuse_id) -> CoreRebuild:
+    return CoreRebuild(
         stored_turn.decode_turn(data),
         log,
         load_case_format(case.dialect),

@@ -12,8 +12,9 @@ import pytest
 from antiphon.app.http.body_parsing import LARGE_BYTES
 from antiphon.app.requests.turn_spec import TurnSpec
 from antiphon.app.sandbox.cpu_limit import run_with_cpu_limit
+from antiphon.app.turn_types.turn_prompt import TurnPrompt
 from antiphon.app.turns.prompts.prompt_renderer import PromptRenderer
-from antiphon.app.turns.prompts.prompt_token_cache import PromptTokenCache, TurnPrompt
+from antiphon.app.turns.prompts.prompt_token_cache import PromptTokenCache
 from antiphon.app.turns.timeouts import TurnTimeouts
 from tests.clients.sdk_helpers import wait_until
 from tests.serving import serve

@@ -14,8 +14,9 @@ import pytest
 from antiphon.app.projections import responses as responses_projection
 from antiphon.app.requests.responses import request as responses
 from antiphon.app.store.sqlite.store import MemoryStore
-from antiphon.app.tools.hosted_turn import MAX_ROUNDS, HostedTurn
-from antiphon.app.turns.output.output_processor import OutputProcessor
+from antiphon.app.tools.call_rules import MAX_ROUNDS, CallRules
+from antiphon.app.turns.core.inputs import AdmittedInput, CutInput, ResultInput, to_token_input
+from antiphon.app.turns.core.turn_core import TurnCore
 from antiphon.app.turns.prompts.prompt_token_cache import PromptTokenCache
 from antiphon.app.turns.rounds import OUTPUT_SHARE
 from antiphon.engine.protocol import Chunk, Fault
@@ -79,13 +80,13 @@ ENDED_BY_THE_ENGINE = ("cancelled after a call",)
 """What the engine cancels or fails ends at once, whatever the tools do."""
 
 
-class RoundProcessor:
+class RoundCore:
     """Processes the tokens of one round, with the results of calls at any time."""
 
     def __init__(self, case: RoundCase) -> None:
         self.case = case
 
-    async def open(self) -> "RoundProcessor":
+    async def open(self) -> "RoundCore":
         async with open_run(ToolCase("round", [Reply([])], dialect=self.case.dialect)) as run:
             body = {"model": "scripted", "input": QUESTION, "tools": [MCP, WEATHER]} | self.case.request
             request = responses.read_responses_request(body, run.registry)
@@ -97,74 +98,68 @@ class RoundProcessor:
         self.tokens = self.format.encode(self.case.text)
         return self
 
+    def create_core(self, max_calls: int | None = None) -> TurnCore:
+        rules, calls = self.spec.build_rules(), CallRules(sign=lambda *_: "", max_calls=max_calls)
+        return TurnCore(rules, self.prompt, self.spec.base_response, new_id=CountedIds(), clock=lambda: 2, calls=calls)
+
     def process(self, cuts: Sequence[Sequence[int]], answers: Callable[[], bool]) -> tuple[str, int]:
         """Returns the items as JSON, and the number of calls that were run. `answers`: a result comes after a chunk."""
-        tools = HostedTurn(
-            runners={},
-            sign=lambda *_: "",
-            max_calls=self.case.max_calls,
-        )
-        processor = OutputProcessor(
-            self.spec, self.prompt, self.format, new_id=CountedIds(), clock=lambda: 2, tools=tools
-        )
+        core = self.create_core(self.case.max_calls)
         num_run = 0
 
         def end_due_call() -> None:
             nonlocal num_run
             num_run += 1
-            processor.end_call(McpResult(f"result {num_run}"), f"result {num_run}")
+            events.extend(core.apply(ResultInput(McpResult(f"result {num_run}"), f"result {num_run}")))
 
-        processor.on_admitted(Chunk())
+        events = core.apply(AdmittedInput())
         for chunk in [*(Chunk(tokens=tuple(each)) for each in cuts), Chunk(finish=cast("Any", self.case.finish))]:
-            if processor.needs_no_more:
+            if core.needs_no_more:
                 break
-            processor.process_chunk(chunk)
-            while processor.due_call is not None and answers():
+            events += core.apply(to_token_input(chunk))
+            while core.calls.due is not None and answers():
                 end_due_call()
-        while processor.due_call is not None and not processor.is_ended:
+        while core.calls.due is not None and not core.is_ended:
             end_due_call()
-        is_over = processor.is_round_over
-        assert is_over != processor.is_ended
+        is_over = core.end.is_round_over
+        assert is_over != core.is_ended
         if is_over:
-            assert processor.machine.state is State.IDLE
-            processor.cut()
-        response = check_stream([json.loads(encode_event(event)) for event in processor.collect_events()])
+            assert core.machine.state is State.IDLE
+            events += core.apply(CutInput())
+        response = check_stream([json.loads(encode_event(event)) for event in events])
         # Usage counts all tokens that were generated, also those that nobody needed.
         return json.dumps([is_over, response | {"usage": None}], ensure_ascii=False), num_run
 
 
 @pytest.mark.parametrize("case", ROUND_CASES, ids=lambda case: case.name)
 async def test_neither_chunks_nor_the_time_of_results_change_a_round(case: RoundCase) -> None:
-    round_processor = await RoundProcessor(case).open()
-    tokens = round_processor.tokens
-    expected = round_processor.process([[token] for token in tokens], lambda: True)
+    round_core = await RoundCore(case).open()
+    tokens = round_core.tokens
+    expected = round_core.process([[token] for token in tokens], lambda: True)
     assert expected[1] > 0 or case.finish == "cancelled" or WEATHER_CALL in case.text
     if case.name in ENDED_BY_THE_ENGINE:
         return
     for index in range(len(tokens) + 1):
         # With reduced counts, results are early and late by turns.
         for early in (True, False) if FULL_COUNTS else (index % 2 == 0,):
-            result = round_processor.process([tokens[:index], tokens[index:]], lambda early=early: early)  # type: ignore[misc]
+            result = round_core.process([tokens[:index], tokens[index:]], lambda early=early: early)  # type: ignore[misc]
             assert result == expected, f"cut at {index}, results {'early' if early else 'late'}"
     dice = random.Random(case.name)
     for _ in range(NUM_RANDOM_RUNS):
         bounds = sorted(dice.choices(range(len(tokens) + 1), k=dice.randrange(1, 12)))
         cuts = [tokens[a:b] for a, b in zip([0, *bounds], [*bounds, len(tokens)], strict=True)]
-        assert round_processor.process(cuts, lambda: dice.random() < 0.5) == expected
+        assert round_core.process(cuts, lambda: dice.random() < 0.5) == expected
 
 
 async def test_fault_of_the_engine_ends_a_turn_whose_call_runs() -> None:
-    round_processor = await RoundProcessor(ROUND_CASES[0]).open()
-    tools = HostedTurn(runners={}, sign=lambda *_: "")
-    processor = OutputProcessor(
-        round_processor.spec, round_processor.prompt, round_processor.format,
-        new_id=CountedIds(), clock=lambda: 2, tools=tools,
-    )  # fmt: skip
-    processor.on_admitted(Chunk())
-    processor.process_chunk(Chunk(tokens=tuple(round_processor.tokens)))
-    processor.process_chunk(Chunk(finish="error", fault=Fault("server_error", "broken", retryable=False)))
-    processor.end_call(McpResult("too late"), "too late")
-    response = check_stream([json.loads(encode_event(event)) for event in processor.collect_events()])
+    round_core = await RoundCore(ROUND_CASES[0]).open()
+    core = round_core.create_core()
+    events = core.apply(AdmittedInput())
+    events += core.apply(to_token_input(Chunk(tokens=tuple(round_core.tokens))))
+    fault = Fault("server_error", "broken", retryable=False)
+    events += core.apply(to_token_input(Chunk(finish="error", fault=fault)))
+    events += core.apply(ResultInput(McpResult("too late"), "too late"))
+    response = check_stream([json.loads(encode_event(event)) for event in events])
     call = response["output"][-1]
     assert (response["status"], call["status"], call["output"]) == ("failed", "incomplete", None)
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from antiphon.app.projections.responses import final_response
-from antiphon.app.turns.rounds import Round
+from antiphon.app.turns.core.rounds import Round
 from antiphon.engine.cache.paged import PAGE_TOKENS
 from antiphon.engine.embedded import MODEL_DIR
 from antiphon.engine.options import EngineOptions
@@ -33,9 +33,9 @@ async def run_rounds(case: ToolCase, options: EngineOptions) -> tuple[list[Round
     try:
         async with open_run(case, make_registry(engine, load_model_format())) as run:
             log = await run.start_turn(**FIELDS)
-            processor = run.processor
+            core = run.core
             response = json.loads(await final_response(log))
-            return processor.rounds, response
+            return core.figures.rounds, response
     finally:
         await engine.close()
 

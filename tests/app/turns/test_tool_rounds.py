@@ -6,7 +6,9 @@ from typing import Any, cast
 
 import pytest
 
-from antiphon.app.turns.rounds import Round, RoundPlanner, ServerCall
+from antiphon.app.turns.core.rounds import Round, ServerCall
+from antiphon.app.turns.prompts.spoken_items import list_spoken
+from antiphon.app.turns.rounds import RoundPlanner
 from antiphon.events.hosted import McpCall
 from antiphon.events.inputs import InputFunctionCall
 from antiphon.state.segments import Call
@@ -20,7 +22,7 @@ def test_call_that_was_cut_is_spoken_as_it_stands() -> None:
         McpCall(id=name, name="add", server_label="test", arguments='{"a": 1}', status=status)
         for name, status in (("mcp_1", "completed"), ("mcp_2", "incomplete"))
     )
-    shown, last = ended.list_spoken((whole, cut))
+    shown, last = list_spoken(ended, (whole, cut))
     assert isinstance(shown, InputFunctionCall) and (shown.call_id, shown.arguments) == ("mcp_1", '{"a": 1}')
     assert isinstance(last, InputFunctionCall) and last.call_id == "mcp_2"
 
@@ -33,7 +35,7 @@ async def test_call_whose_end_fails_is_not_executed_again(monkeypatch: pytest.Mo
 
     async with run_tools() as run:
         run.seen.methods.clear()
-        monkeypatch.setattr(RoundPlanner, "shorten_output", fail)
+        monkeypatch.setattr(RoundPlanner, "_shorten_output", fail)
         reply = await asyncio.wait_for(run.post(**body("Please talk.")), 30)
     response = reply.json()
     assert run.seen.methods.count("tools/call") == 1

@@ -14,8 +14,9 @@ from antiphon.app.requests.responses import request as responses
 from antiphon.app.turns.jobs import build_job
 from antiphon.app.turns.manager import TurnManager
 from antiphon.app.turns.prompts.prompt_token_cache import PromptTokenCache
+from antiphon.app.turns.step_writer import SHUTTING_DOWN_MESSAGE
 from antiphon.app.turns.timeouts import TurnTimeouts
-from antiphon.app.turns.turn import BROKEN_MESSAGE, SHUTTING_DOWN_MESSAGE
+from antiphon.app.turns.turn import BROKEN_MESSAGE
 from antiphon.engine.protocol import EngineInfo
 from antiphon.engine.scripted.engine import ScriptedEngine
 from antiphon.state.machine import Machine

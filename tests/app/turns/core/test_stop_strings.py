@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from antiphon.app.turns.output.stop_strings import StopStringFilter
+from antiphon.app.turns.core.stop_strings import StopStringFilter
 from antiphon.events.items import Logprob
 from antiphon.state.segments import Arguments, Call, Close, PlacedLogprob, Say, Segment, Think
 

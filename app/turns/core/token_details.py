@@ -9,9 +9,9 @@ from itertools import repeat
 
 from msgspec import structs
 
-from antiphon.app.requests.turn_spec import TokenDetailRequest
-from antiphon.app.turn_types.step_detail import PromptDetail, ScoredToken, TokenDetail, token_text
-from antiphon.engine.protocol import Chunk, TokenLogprob
+from antiphon.app.turn_types.step_detail import PromptDetail, ScoredToken, TokenDetail, TokenDetailRequest, token_text
+from antiphon.app.turns.core.inputs import AdmittedInput, FinishedInput, ScoredTokensInput, TokenInput
+from antiphon.engine.protocol import TokenLogprob
 from antiphon.events.items import Logprob, TopLogprob
 from antiphon.harmony.format import ModelFormat
 from antiphon.harmony.rendered_prompt import RenderedPrompt
@@ -31,20 +31,20 @@ class DetailCollector:
         self._num_dropped = 0
         self._unoffered: tuple[UnofferedCall, ...] = ()
 
-    def add_admission(self, chunk: Chunk) -> None:
-        """Adds the first chunk, which marks the admission of the job."""
-        self._input_tokens, self._cached_tokens = chunk.prompt_tokens or self._prompt.num_tokens, chunk.cached_tokens
+    def add_admission(self, step: AdmittedInput) -> None:
+        """Adds the admission of the first round's job."""
+        self._input_tokens, self._cached_tokens = step.prompt_tokens or self._prompt.num_tokens, step.cached_tokens
         if self._request.prompt and self._request.prompt_logprobs is None:
             self._prompt_detail = PromptDetail(tokens=self._prompt.tokens, text=self._prompt.text)
 
-    def add_chunk(self, chunk: Chunk, offsets: Sequence[int] = ()) -> None:
-        """Adds a chunk of tokens. `offsets`: offset of each token in the output's text, if it is nothing but text."""
-        self._tokens += chunk.tokens
-        if chunk.stop_id is not None:
-            self._stop_id = chunk.stop_id
-        if self._request.logprobs:
+    def add_tokens(self, step: TokenInput, offsets: Sequence[int] = ()) -> None:
+        """Adds tokens. `offsets`: offset of each token in the output's text, if it is nothing but text."""
+        self._tokens += step.tokens
+        if isinstance(step, FinishedInput) and step.stop_id is not None:
+            self._stop_id = step.stop_id
+        if self._request.logprobs and isinstance(step, ScoredTokensInput):
             known: Iterable[int] = offsets or repeat(0)
-            self._logprobs += map(self._score_token, chunk.logprobs, known)
+            self._logprobs += map(self._score_token, step.logprobs, known)
 
     def add_unoffered(self, calls: Sequence[UnofferedCall], num_earlier: int) -> None:
         """Adds calls of tools that were not offered, in a round before which `num_earlier` tokens were generated."""
@@ -53,9 +53,9 @@ class DetailCollector:
             for each in calls
         )
 
-    def add_prompt_logprobs(self, chunk: Chunk) -> None:
-        """Adds the log-probabilities of the prompt, if this is the chunk that has them."""
-        if not chunk.prompt_logprobs or self._request.prompt_logprobs is None:
+    def add_prompt_logprobs(self, step: ScoredTokensInput) -> None:
+        """Adds the log-probabilities of the prompt, if this step has them."""
+        if not step.prompt_logprobs or self._request.prompt_logprobs is None:
             return
         prompt = self._prompt
         offsets = prompt.offsets or (0,) * len(prompt.tokens)
@@ -63,7 +63,7 @@ class DetailCollector:
             ScoredToken(token, self._token_text(token), None, offset)
             if entry is None
             else self._score_token(entry, offset)
-            for token, entry, offset in zip(prompt.tokens, chunk.prompt_logprobs, offsets, strict=True)
+            for token, entry, offset in zip(prompt.tokens, step.prompt_logprobs, offsets, strict=True)
         )
         self._prompt_detail = PromptDetail(tokens=prompt.tokens, text=prompt.text, logprobs=scored)
 

@@ -1,0 +1,1 @@
+"""Turns the inputs of a turn into its events, without tasks, clocks or randomness."""

@@ -1,1 +1,0 @@
-"""Turns the output of the engine into events of the turn."""
