@@ -12,7 +12,7 @@ import asyncio
 import itertools
 import resource
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from importlib.metadata import version
 from typing import Any
@@ -21,6 +21,7 @@ import uvloop
 
 from antiphon.app.requests.responses import request as responses
 from antiphon.app.turn_types.event_log import EventLog
+from antiphon.app.turns.core.dice import DICE_KEY_BYTES, TurnDice
 from antiphon.app.turns.core.inputs import AdmittedInput, to_token_input
 from antiphon.app.turns.core.turn_core import TurnCore
 from antiphon.app.turns.prompts.prompt_token_cache import PromptTokenCache
@@ -71,7 +72,7 @@ class StageTimer:
     def _create_core(self) -> TurnCore:
         turn_prompt = PromptTokenCache().render(self.model_format, "", self.spec.prompt_input, PROMPT_TIME)
         rules, base = self.spec.build_rules(), self.spec.base_response
-        return TurnCore(rules, turn_prompt, base, new_id=numbered_ids(), clock=lambda: 0)
+        return TurnCore(rules, turn_prompt, base, dice=TurnDice(bytes(DICE_KEY_BYTES)), clock=lambda: 0)
 
     def _process_chunks(self, core: TurnCore) -> Iterator[list[Any]]:
         for chunk in self.chunks:
@@ -135,12 +136,6 @@ class StageTimer:
         }
         cpu_s[PROCESS_STAGE] -= cpu_s[READ_STAGE]
         return {name: seconds / OUTPUT_TOKENS * 1e6 for name, seconds in cpu_s.items()}
-
-
-def numbered_ids() -> Callable[[str], str]:
-    """Returns a function that makes ids with consecutive numbers from a prefix."""
-    numbers = itertools.count()
-    return lambda prefix: f"{prefix}_{next(numbers)}"
 
 
 def run_rounds(rounds: int, *, http: bool, blocking: bool) -> tuple[Samples, Samples, Samples]:

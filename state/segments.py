@@ -120,28 +120,28 @@ class Result(Struct, frozen=True, gc=False):
     encrypted_content: str
 
 
-class McpResult(Struct, frozen=True, gc=False):
+class McpResult(Struct, frozen=True, gc=False, tag=True):
     """The end of a call of an MCP server's tool: its output, or why it failed."""
 
     output: str | None = None
     error: McpCallError | None = None
 
 
-class WebSearchResult(Struct, frozen=True, gc=False):
+class WebSearchResult(Struct, frozen=True, gc=False, tag=True):
     """The end of a web search. `action` is a JSON object that tells what was done, with its sources."""
 
     action: dict[str, Any]
     is_failed: bool = False
 
 
-class CodeResult(Struct, frozen=True, gc=False):
+class CodeResult(Struct, frozen=True, gc=False, tag=True):
     """The end of a run of code. `logs` is what it printed."""
 
     logs: str
     is_failed: bool = False
 
 
-class FileSearchResult(Struct, frozen=True, gc=False):
+class FileSearchResult(Struct, frozen=True, gc=False, tag=True):
     """The end of a search in files. `results` are JSON objects, the best first."""
 
     queries: tuple[str, ...]

@@ -26,7 +26,6 @@ from antiphon.app.turn_types.step_detail import TokenDetail
 from antiphon.app.turn_types.turn_stats import TurnStats
 from antiphon.events import stream as ev
 from antiphon.harmony.tools import ToolSpec, ToolTable
-from antiphon.state.drafts import OutputSettings
 
 MAX_REQUEST_BYTES = 1 << 20
 """Size of the request that a record keeps. Of a longer one, it keeps none."""
@@ -38,7 +37,7 @@ RECORD_BYTES = 2048
 _encode = msgspec.msgpack.Encoder().encode
 _tools_decoder = msgspec.json.Decoder(tuple[ToolSpec, ...])  # msgpack has no integers above 64 bits
 _old_tools_decoder = msgspec.msgpack.Decoder(tuple[ToolSpec, ...])
-_entries_decoder = msgspec.msgpack.Decoder(list[tuple[bytes, TokenDetail | None]])
+_entries_decoder = msgspec.msgpack.Decoder(list[tuple[bytes, TokenDetail | None, bytes]])
 
 
 class RoundRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -68,8 +67,8 @@ class RoundRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The same, packed; empty if they are those of the round before."""
     may_call: bool = True
     """False if the model may call none of them."""
-    summary: tuple[int, int, int, int] = (0, 0, 0, 0)
-    """Input, cached, output and reasoning tokens of the compaction before the round."""
+    num_tokens: int = 0
+    """Length of the prompt in the engine, if it puts tokens of pictures into it; else 0."""
 
     def compare_prompts(self) -> "RoundRecord":
         """Returns the round with the restored range, which takes as long as the prompt."""
@@ -98,20 +97,22 @@ class PackedTurn(Struct, frozen=True, kw_only=True):
     """Empty if the log is elsewhere."""
     request: bytes
     rounds: tuple[PackedRound, ...]
+    head: bytes = b""
+    """The head of the turn: see `app.turns.continuation.turn_head`."""
 
     @property
     def num_bytes(self) -> int:
         """Memory of the parts, without the blocks, which other turns may share."""
         num_blocks = sum(len(each.blocks) for each in self.rounds)
         tools = sum(len(each.round.tools) for each in self.rounds)
-        return RECORD_BYTES + len(self.entries) + len(self.request) + tools + 100 * num_blocks
+        return RECORD_BYTES + len(self.entries) + len(self.request) + len(self.head) + tools + 100 * num_blocks
 
 
 class TurnRecord:
     """The record of one turn.
 
     `request` is the body as it came, which is kept as `redact` returns it, unless it is too long. `list_rounds` returns
-    the rounds so far.
+    the rounds so far, `encode_head` the head of the turn.
     """
 
     def __init__(
@@ -120,22 +121,20 @@ class TurnRecord:
         stats: TurnStats,
         *,
         dialect: str,
-        settings: OutputSettings = OutputSettings(),  # noqa: B008  # it is frozen
         request: bytes = b"",
         redact: Callable[[bytes], bytes] = lambda body: body,
         list_rounds: Callable[[], list[RoundRecord]] = list,
+        encode_head: Callable[[], bytes] = bytes,
     ) -> None:
         self.owner, self.id, self.stats = log.owner, log.id, stats
         self.background = log.base_response.background
         self.dialect = dialect
         """Name of the model's dialect."""
-        self.settings = settings
-        """Settings of the server with which the events were made."""
         self.stored_log: EventLog | None = None
         """The log, if the store writes this record with its last step."""
         self._log: EventLog | None = log
         self._request = request if len(request) <= MAX_REQUEST_BYTES else b""
-        self._redact, self._list_rounds = redact, list_rounds
+        self._redact, self._list_rounds, self._encode_head = redact, list_rounds, encode_head
         self._lock = threading.Lock()
         self._packed_request: bytes | None = None
         self._excerpt = ""
@@ -166,7 +165,7 @@ class TurnRecord:
                     self._packed_prompts[number] = each.prompt, packed
                 tools = b"" if packed.round.tools == previous else packed.round.tools
                 previous = packed.round.tools
-                changes: dict[str, Any] = {"summary": each.summary, "tools": tools}
+                changes: dict[str, Any] = {"tools": tools}
                 changes |= {"cached_tokens": each.cached_tokens, "output_tokens": each.output_tokens}
                 rounds.append(structs.replace(packed, round=structs.replace(packed.round, **changes)))
             return packed_request, tuple(rounds)
@@ -190,22 +189,22 @@ class TurnRecord:
         log = self._log
         assert log is not None
         request, rounds = self.pack_parts()
-        entries = _encode([(entry.data, entry.detail) for entry in log.entries])
-        return PackedTurn(entries=compress(entries), request=request, rounds=rounds)
+        entries = _encode([(entry.data, entry.detail, entry.journal) for entry in log.entries])
+        return PackedTurn(entries=compress(entries), request=request, rounds=rounds, head=self.pack_head())
 
     def finish_packing(self, packed: PackedTurn) -> None:
         """Replaces the log by its packed parts."""
         with self._lock:
             self.packed = packed
-            self._log, self._request, self._list_rounds = None, b"", list
+            self._log, self._request, self._list_rounds, self._encode_head = None, b"", list, bytes
             self._packed_request, self._packed_prompts = None, []
 
     @classmethod
     def from_packed(
-        cls, log: EventLog, stats: TurnStats, dialect: str, settings: OutputSettings, packed: PackedTurn, excerpt: str
+        cls, log: EventLog, stats: TurnStats, dialect: str, packed: PackedTurn, excerpt: str
     ) -> "TurnRecord":
         """Returns the record of a turn whose log is elsewhere."""
-        record = cls(log, stats, dialect=dialect, settings=settings)
+        record = cls(log, stats, dialect=dialect)
         record.packed, record._excerpt = packed, excerpt
         return record
 
@@ -221,6 +220,16 @@ class TurnRecord:
         if self.packed is None:
             return self._redact(self._request)
         return decompress(self.packed.request)
+
+    def pack_head(self) -> bytes:
+        """Returns the head of the turn, packed. It takes long: call it in a thread."""
+        return compress(self._encode_head())
+
+    def read_head(self) -> bytes:
+        """Returns the head of the turn; empty if it was not kept."""
+        if self.packed is None:
+            return self._encode_head()
+        return decompress(self.packed.head) if self.packed.head else b""
 
     def count_tokens(self) -> tuple[int, int, int]:
         """Returns the numbers of input, cached and output tokens of a turn that runs, so far."""
@@ -285,7 +294,8 @@ def find_restored(rendered: Sequence[int], prompt: Sequence[int]) -> tuple[int, 
 def unpack_log(owner: str, packed: bytes) -> EventLog:
     """Returns the log whose entries were packed, as one that has ended."""
     entries = [
-        LogEntry(ev.decode_event(data), data, detail) for data, detail in _entries_decoder.decode(decompress(packed))
+        LogEntry(ev.decode_event(data), data, detail, journal)
+        for data, detail, journal in _entries_decoder.decode(decompress(packed))
     ]
     first = entries[0].event
     assert isinstance(first, ev.LifecycleEvent)

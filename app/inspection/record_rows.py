@@ -12,7 +12,6 @@ from antiphon.app.inspection.record import PackedRound, PackedTurn, RoundRecord,
 from antiphon.app.turn_types.continuation import RecordRow
 from antiphon.app.turn_types.event_log import EventLog
 from antiphon.app.turn_types.turn_stats import TurnStats
-from antiphon.state.drafts import OutputSettings
 
 _logger = structlog.get_logger(__name__)
 
@@ -32,9 +31,9 @@ class _TurnRow(Struct, frozen=True, array_like=True):
     dialect: str
     request: bytes
     rounds: tuple[_RoundRow, ...]
-    settings: OutputSettings = OutputSettings()
     excerpt: str = ""
     """The last text of the user, shortened."""
+    head: bytes = b""
 
 
 class _ListedRow(Struct, frozen=True, array_like=True):
@@ -43,7 +42,6 @@ class _ListedRow(Struct, frozen=True, array_like=True):
     dialect: str
     request: msgspec.Raw
     rounds: msgspec.Raw
-    settings: msgspec.Raw = msgspec.Raw()
     excerpt: str = ""
 
 
@@ -70,7 +68,7 @@ def pack_record(record: TurnRecord) -> RecordRow:
     request, rounds = record.pack_parts()
     rows = tuple(_RoundRow(each.round, len(each.blocks) - each.has_grammar, each.has_grammar) for each in rounds)
     blocks = tuple(block for each in rounds for block in each.blocks)
-    row = _TurnRow(record.dialect, request, rows, record.settings, record.read_excerpt())
+    row = _TurnRow(record.dialect, request, rows, record.read_excerpt(), record.pack_head())
     return RecordRow(_encode(row), blocks)
 
 
@@ -102,8 +100,8 @@ def unpack_record(log: EventLog, stats: TurnStats, row: RecordRow) -> TurnRecord
         if start > len(row.blocks):
             raise UnreadableRecordError(f"{len(row.blocks)} of {start} blocks")
         record = TurnRecord.from_packed(
-            *(log, stats, turn.dialect, turn.settings),
-            PackedTurn(entries=b"", request=turn.request, rounds=tuple(rounds)),
+            *(log, stats, turn.dialect),
+            PackedTurn(entries=b"", request=turn.request, rounds=tuple(rounds), head=turn.head),
             turn.excerpt,
         )
         record.read_request()

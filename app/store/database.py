@@ -47,11 +47,11 @@ from antiphon.app.turn_types.blob_urls import find_blobs
 from antiphon.app.turn_types.event_log import EventLog, LogEntry, is_terminal
 from antiphon.events.response import Response
 
-_SIZE = """
-    length(input_items)
+_SIZE = """length(input_items)
     + coalesce((SELECT length(messages) FROM chat_completions WHERE chat_completions.id = responses.id), 0)
     + coalesce((SELECT length(data) FROM turn_records WHERE turn_records.id = responses.id), 0)
-    + (SELECT sum(length(data) + coalesce(length(detail), 0)) FROM events WHERE response = responses.id)
+    + (SELECT sum(length(data) + coalesce(length(detail), 0) + coalesce(length(journal), 0))
+       FROM events WHERE response = responses.id)
 """
 """Bytes of a row of `responses` with all that is stored for it."""
 NO_OWNER_LIMITS: Mapping[str, int] = MappingProxyType({})
@@ -145,7 +145,7 @@ class Database:
         self._release_responses([step.response_id for step in ended])
         rows = [encode_summary(step.owner, step.stats or read_stats(last_response(step))) for step in ended]
         self._insert_rows("turn_summaries", SUMMARY_COLUMNS, rows, "ON CONFLICT (id) DO NOTHING")
-        self.continuations.delete([step.response_id for step in ended if step.keep_details])
+        self.continuations.delete([step.response_id for step in ended if step.is_continuable])
         return set(ids) - owned
 
     def _insert_items(self, rows: Iterable[tuple[str, str, str]]) -> None:

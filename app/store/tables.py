@@ -82,7 +82,11 @@ TABLES = (
             Index("responses_by_owner", "owner, created, size"),
         ),
     ),
-    Table("events", "response text, number small, data bytes, detail bytes NULL", key="response, number"),
+    Table(
+        "events",
+        "response text, number small, data bytes, detail bytes NULL, journal bytes NULL",
+        key="response, number",
+    ),
     Table(
         "items",
         "owner text, id text, response text",

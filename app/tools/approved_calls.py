@@ -1,7 +1,6 @@
 """The answers of a client to requests for approval: the calls that it has approved, and each answer's single use."""
 
 import asyncio
-import secrets
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -12,7 +11,7 @@ from msgspec import Struct
 from antiphon.app.errors import ApiError, clip_text
 from antiphon.app.requests.turn_spec import ApprovalAnswer, TurnSpec
 from antiphon.app.store.store import ResponseStore
-from antiphon.app.tools.approvals import NONCE_HEX_DIGITS, ApprovalError, ApprovalSigner
+from antiphon.app.tools.approvals import ApprovalError, ApprovalSigner
 from antiphon.app.tools.call_rules import ApprovedCall
 from antiphon.app.tools.hosted_turn import HostedTurn
 from antiphon.app.turn_types.event_log import EventLog
@@ -39,9 +38,8 @@ class ApprovalReader:
     def __init__(self, signer: ApprovalSigner) -> None:
         self._signer = signer
 
-    def sign(self, owner: str, now: float, label: str, name: str, arguments: str) -> str:
+    def sign(self, owner: str, now: float, label: str, name: str, arguments: str, nonce: str) -> str:
         """Returns the id of a request to approve a call."""
-        nonce = secrets.token_hex(NONCE_HEX_DIGITS // 2)
         return self._signer.create_id(owner, label, name, arguments, nonce, now=now)
 
     def read_denials(self, spec: TurnSpec, owner: str, now: float) -> tuple[ApprovalAnswer, ...]:

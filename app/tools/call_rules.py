@@ -45,11 +45,11 @@ class CallRules(Struct, frozen=True, kw_only=True):
     """The tools of a turn that the server runs.
 
     `lists` are told at its start, `approved` calls run before the first prompt. `max_calls`: see
-    `TurnSpec.max_tool_calls`. `sign` returns the id of a request to approve a call, for the label, the name and the
-    arguments. `search` finds deferred tools. `sources` are pages that earlier turns have found.
+    `TurnSpec.max_tool_calls`. `sign` returns the id of a request to approve a call, for the label, the name, the
+    arguments and a new nonce. `search` finds deferred tools. `sources` are pages that earlier turns have found.
     """
 
-    sign: Callable[[str, str, str], str]
+    sign: Callable[[str, str, str, str], str]
     lists: tuple[McpListTools, ...] = ()
     approved: tuple[ApprovedCall, ...] = ()
     max_calls: int | None = None

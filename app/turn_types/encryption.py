@@ -1,7 +1,9 @@
 """Encrypts reasoning and summaries that the client keeps for this server; only this server can read or change them.
 
 AES-256-GCM with one key per owner, derived from the server's secret with HKDF; the purpose of the text is bound to it.
-A sealed text is `base64url(version 1 byte, secret id 8, nonce 12, ciphertext and tag)`. A text that cannot be verified
+A sealed text is `base64url(version 1 byte, secret id 8, nonce 12, ciphertext and tag)`. The nonce is a keyed hash of
+the text, its owner, purpose and label, so that a turn which is done again gives the same sealed text, and no two texts
+have one nonce. A text that cannot be verified
 always raises the same error, whether it belongs to another server, owner or purpose or has a flipped bit.
 """
 
@@ -45,10 +47,15 @@ class Sealer:
         """Identifies the secret without revealing it."""
         return self._id.hex()
 
-    def seal(self, owner: str, purpose: Purpose, text: str) -> str:
-        """Returns the text encrypted for this owner and purpose."""
-        header = _SEALED_VERSION + self._id + secrets.token_bytes(_NONCE)
-        ciphertext = self._cipher_for(owner).encrypt(header[-_NONCE:], text.encode(), header + purpose.encode())
+    def seal(self, owner: str, purpose: Purpose, text: str, label: str) -> str:
+        """Returns the text encrypted for this owner and purpose. The same text has the same form under one label."""
+        cipher_key, nonce_key = self._derive_keys(owner)
+        data = text.encode()
+        nonce = hashlib.blake2b(key=nonce_key, digest_size=_NONCE)
+        for part in (purpose.encode(), label.encode(), data):
+            nonce.update(len(part).to_bytes(8, "big") + part)
+        header = _SEALED_VERSION + self._id + nonce.digest()
+        ciphertext = AESGCM(cipher_key).encrypt(header[-_NONCE:], data, header + purpose.encode())
         return base64.urlsafe_b64encode(header + ciphertext).decode().rstrip("=")
 
     def open(self, owner: str, purpose: Purpose, sealed: str) -> str:
@@ -58,7 +65,8 @@ class Sealer:
             header, ciphertext = raw[: 1 + _ID + _NONCE], raw[1 + _ID + _NONCE :]
             if header[: 1 + _ID] != _SEALED_VERSION + self._id:
                 raise DecryptionError(purpose)
-            return self._cipher_for(owner).decrypt(header[-_NONCE:], ciphertext, header + purpose.encode()).decode()
+            cipher_key, _ = self._derive_keys(owner)
+            return AESGCM(cipher_key).decrypt(header[-_NONCE:], ciphertext, header + purpose.encode()).decode()
         except (ValueError, InvalidTag) as error:
             raise DecryptionError(purpose) from error
 
@@ -67,9 +75,11 @@ class Sealer:
         info = b"antiphon derives " + purpose.encode()
         return HKDF(algorithm=SHA256(), length=SEAL_KEY_BYTES, salt=None, info=info).derive(self._secret)
 
-    def _cipher_for(self, owner: str) -> AESGCM:
+    def _derive_keys(self, owner: str) -> tuple[bytes, bytes]:
+        """Returns the keys of an owner's texts and of their nonces."""
         info = b"antiphon seals " + owner.encode()
-        return AESGCM(HKDF(algorithm=SHA256(), length=32, salt=None, info=info).derive(self._secret))
+        both = HKDF(algorithm=SHA256(), length=2 * SEAL_KEY_BYTES, salt=None, info=info).derive(self._secret)
+        return both[:SEAL_KEY_BYTES], both[SEAL_KEY_BYTES:]
 
 
 def open_sealer(path: Path | None) -> Sealer:

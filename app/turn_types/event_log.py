@@ -40,16 +40,18 @@ async def repeat_if_diverged(fold: Callable[[], Awaitable[T]]) -> T:
 
 
 class LogEntry(Struct, frozen=True, gc=False):
-    """One event, its JSON encoding, and its detail, which is set on the last event of a step."""
+    """One event, its JSON encoding, and its detail and journal, which are set on the last event of a step."""
 
     event: Event
     data: bytes
     detail: TokenDetail | None
+    journal: bytes = b""
+    """The inputs of the turn that gave the step: see `app.turns.continuation.journal`."""
 
     @classmethod
-    def from_event(cls, event: Event, detail: TokenDetail | None = None) -> "LogEntry":
+    def from_event(cls, event: Event, detail: TokenDetail | None = None, journal: bytes = b"") -> "LogEntry":
         """Creates an entry; encodes the event."""
-        return cls(event, sse.encode_event(event), detail)
+        return cls(event, sse.encode_event(event), detail, journal)
 
 
 def is_terminal(entries: Sequence[LogEntry]) -> bool:
@@ -84,7 +86,7 @@ class EventLog:
         """Contents of blobs that the input refers to, until a store has written them."""
         self.continuation = continuation
         """Data with which another process can continue; None if none can."""
-        self.keeps_details = keeps_details or continuation is not None
+        self.keeps_details = keeps_details
         """True if a store also keeps the details, because a later reading of the log needs them."""
         self.stats: TurnStats | None = None
         """Figures of the turn, if it runs or ran in this process."""
@@ -128,14 +130,13 @@ class EventLog:
         """Number of entries that readers may see: all, unless a store withholds some until they are persisted."""
         return len(self.entries) if self._published_limit is None else self._published_limit
 
-    def append_step(self, events: Sequence[Event], detail: TokenDetail | None = None) -> None:
+    def append_step(self, events: Sequence[Event], detail: TokenDetail | None = None, journal: bytes = b"") -> None:
         """Appends the events of one step and wakes the readers once. Drops them if the log is lost."""
         if not events or self.is_lost:
             return
-        last, first = len(events) - 1, len(self.entries)
-        self.add_stored(
-            [LogEntry.from_event(event, detail if index == last else None) for index, event in enumerate(events)]
-        )
+        first = len(self.entries)
+        entries = [LogEntry.from_event(event) for event in events[:-1]]
+        self.add_stored([*entries, LogEntry.from_event(events[-1], detail, journal)])
         if self.on_append is not None:
             self.on_append(self, first)
         self._wake_readers()

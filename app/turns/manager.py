@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from secrets import token_bytes
 
 from antiphon.app.errors import storage_unavailable
 from antiphon.app.inspection.recorder import TurnRecorder
@@ -29,6 +30,7 @@ from antiphon.app.turns.compaction import plan_compaction
 from antiphon.app.turns.continuation.continuer import TurnContinuer
 from antiphon.app.turns.continuation.replay import CoreRebuild
 from antiphon.app.turns.continuation.stored_turn import ContinuableTurn
+from antiphon.app.turns.core.dice import DICE_KEY_BYTES, TurnDice
 from antiphon.app.turns.core.turn_core import TurnCore
 from antiphon.app.turns.jobs import build_job
 from antiphon.app.turns.media.resolver import MediaResolver
@@ -57,6 +59,7 @@ class TurnManager:
         *,
         clock: Callable[[], float] = time.time,
         new_id: NewId = new_id,
+        dice: Callable[[bytes], TurnDice] = TurnDice,
         output_settings: OutputSettings = OutputSettings(),  # noqa: B008  # it is frozen
         timeouts: TurnTimeouts = TurnTimeouts(),  # noqa: B008  # it is frozen
         sealer: Sealer | None = None,
@@ -71,7 +74,7 @@ class TurnManager:
         self.store, self.sealer = store, sealer or Sealer()
         self._capacity, self._report_end, self.recorder = capacity, on_turn_end, recorder
         self._tracing = TurnTracing(tracer)
-        self.clock, self._new_id = clock, new_id
+        self.clock, self._new_id, self._dice = clock, new_id, dice
         self._output_settings = output_settings
         self._timeouts = timeouts
         self._renderer = PromptRenderer(timeouts.render_cpu_limit_s)
@@ -236,14 +239,15 @@ class TurnManager:
     ) -> Turn:
         base_response, prompt, tools, media = spec.base_response, choice.prompt, choice.tools, choice.media
         job = build_job(model, spec, prompt, choice.number, input_items)
-        continuation = self.continuer.store_turn(model, spec, prompt, job, self._output_settings, origin.key.id)
+        dice_key, settings = token_bytes(DICE_KEY_BYTES), self._output_settings
+        continuation = self.continuer.store_turn(model, spec, prompt, job, settings, dice_key, origin.key.id)
         core = TurnCore(
             spec.build_rules(),
             prompt,
             base_response,
-            new_id=self._new_id,
+            dice=self._dice(dice_key),
             clock=lambda: int(self.clock()),
-            settings=self._output_settings,
+            settings=settings,
             seal=partial(self.sealer.seal, prompt.owner),
             calls=None if tools is None else tools.rules,
         )
@@ -268,7 +272,7 @@ class TurnManager:
         turn.media = media
         self._tracing.connect(turn, tools, model, spec, origin)
         if self.recorder is not None:
-            record = create_record(turn, self._output_settings, job, origin, model.format.name)
+            record = create_record(turn, settings, job, origin, prompt, dice_key)
             self.recorder.begin(record, turn.log)
         self._track_turn(model, turn, slot)
         return turn
@@ -288,7 +292,8 @@ class TurnManager:
         key = self._meter.find_worker(owner, stored.key_id, model.names[0]) or ApiKey(digest=b"", owner=owner)
         stats = create_stats(base, TurnOrigin(key=key), TurnTimes(parsed=now), float(base.created_at))
         seal = partial(self.sealer.seal, owner)
-        rebuilt = CoreRebuild(stored, log, model.format, new_id=self._new_id, clock=self.clock, seal=seal)
+        dice = self._dice(stored.head.dice_key)
+        rebuilt = CoreRebuild(stored, log, model.format, dice=dice, clock=self.clock, seal=seal)
         await asyncio.to_thread(rebuilt.replay)
         job = rebuilt.continue_job()
         slot = await self._capacity.wait_slot(model.engine, job.priority)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from antiphon.app.turn_types.endings import Ending
 from antiphon.app.turn_types.event_log import EventLog
 from antiphon.app.turn_types.turn_stats import TurnStats
+from antiphon.app.turns.continuation.journal import encode_inputs
 from antiphon.app.turns.core.inputs import CancelInput, FailInput, KeepaliveInput, StepInput
 from antiphon.app.turns.core.turn_core import TurnCore
 from antiphon.app.turns.turn_figures import finish_stats
@@ -22,12 +23,17 @@ class StepWriter:
         self.log, self.core, self.stats = log, core, stats
         self.recorded_from: float | None = None
         """Time from which the details count, with the machine's cells; None if they have neither."""
+        self.keeps_journal = log.continuation is not None
+        """True if the log also gets the inputs, from which another process continues the turn."""
+        self._inputs: list[StepInput] = []  # since the last step; those without events wait for the next one
         self.release_answers: Callable[[], None] = lambda: None  # called before the last event is written
         self._unwritten: list[Event] = []
         self._last_write_at = time.monotonic()
 
     def apply(self, step: StepInput) -> None:
         """Applies an input. Its events wait for `write_events`, also those of an input that fails."""
+        if self.keeps_journal:
+            self._inputs.append(step)
         try:
             self._unwritten += self.core.apply(step)
         except Exception:
@@ -45,7 +51,9 @@ class StepWriter:
                 finish_stats(self.stats, self.core, now)  # before the store writes the last step
                 self.release_answers()
             at_us = None if self.recorded_from is None else int((now - self.recorded_from) * 1e6)
-            self.log.append_step(events, self.core.take_detail(at_us))
+            journal = encode_inputs(self._inputs) if self.keeps_journal else b""
+            self._inputs.clear()
+            self.log.append_step(events, self.core.take_detail(at_us), journal)
 
     def finish(self) -> None:
         """Writes the last events, and completes the figures."""

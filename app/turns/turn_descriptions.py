@@ -18,7 +18,9 @@ from antiphon.app.tracing.content import build_content
 from antiphon.app.tracing.tracer import Tracer
 from antiphon.app.turn_types.event_log import EventLog
 from antiphon.app.turn_types.tracing.turn_trace import TurnDescription, TurnTrace
+from antiphon.app.turn_types.turn_prompt import TurnPrompt
 from antiphon.app.turn_types.turn_stats import TurnOrigin, TurnStats
+from antiphon.app.turns.continuation.turn_head import build_head, encode_head
 from antiphon.app.turns.core.turn_core import TurnCore
 from antiphon.app.turns.prompts.cache_diagnostics import list_settings
 from antiphon.app.turns.prompts.prompt_token_cache import FinishedTurn
@@ -30,18 +32,24 @@ from antiphon.kit.cassette.redaction import Redactor
 from antiphon.state.drafts import OutputSettings
 
 
-def create_record(turn: Turn, settings: OutputSettings, job: Job, origin: TurnOrigin, dialect: str) -> TurnRecord:
-    """Returns the record of a turn that begins with this job, and makes its details carry times and cells."""
+def create_record(
+    turn: Turn, settings: OutputSettings, job: Job, origin: TurnOrigin, prompt: TurnPrompt, dice_key: bytes
+) -> TurnRecord:
+    """Returns the record of a turn that begins with this job.
+
+    It makes the details of the turn carry times and cells, and its steps their journals.
+    """
     times = turn.stats.times
     turn.writer.recorded_from = times.parsed if times.arrived is None else times.arrived
+    turn.writer.keeps_journal = True
     return TurnRecord(
         turn.log,
         turn.stats,
-        dialect=dialect,
-        settings=settings,
+        dialect=prompt.format.name,
         request=origin.body,
         redact=redact_request,
         list_rounds=lambda: list_rounds(turn.core, job),
+        encode_head=lambda: encode_head(build_head(turn.core.rules, prompt, settings, dice_key, turn.core.calls.rules)),
     )
 
 
@@ -74,7 +82,7 @@ def list_rounds(core: TurnCore, job: Job) -> list[RoundRecord]:
                 grammar=grammar if len(grammar) <= MAX_KEPT_GRAMMAR_CHARS else "",
                 offered=() if core.calls.rules is None else tuple(prompt.prompt_input.tools),
                 may_call=prompt.prompt_input.tool_choice != "none" and not prompt.prompt_input.forbids_calls,
-                summary=core.figures.count_summary() if not rounds else (0, 0, 0, 0),
+                num_tokens=prompt.prompt.num_tokens if prompt.prompt.media else 0,
             )
         )
     return rounds

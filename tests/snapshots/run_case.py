@@ -34,6 +34,7 @@ from antiphon.harmony.rendered_prompt import RenderedPrompt
 from antiphon.state.drafts import OutputSettings
 from antiphon.state.segments import Refuse, Say, Segment
 from tests.log_store import make_log_store
+from tests.numbered_dice import NumberedTurns
 from tests.progress import HANG_TIMEOUT_S
 from tests.serving import scripted_registry
 from tests.snapshots.cases import TOOLS, Case
@@ -107,6 +108,7 @@ def make_turn_manager(*, store: ResponseStore | None = None, **options: Any) -> 
         TurnCapacity(()),
         clock=lambda: 1_700_000_000.0,
         new_id=lambda prefix: f"{prefix}_{next(counter)}",
+        dice=NumberedTurns(),
         **options,
     )
 
@@ -114,7 +116,7 @@ def make_turn_manager(*, store: ResponseStore | None = None, **options: Any) -> 
 class PlainSealer(Sealer):
     """Marks what would be encrypted, so that a snapshot shows it."""
 
-    def seal(self, owner: str, purpose: Purpose, text: str) -> str:
+    def seal(self, owner: str, purpose: Purpose, text: str, label: str) -> str:
         return f"<{purpose}: {text}>"
 
 

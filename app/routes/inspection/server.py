@@ -113,7 +113,7 @@ def _replay(turn: InspectedTurn, context: ServerContext) -> tuple[dict[str, Any]
     if turn.record is None or turn.damage or not turn.log.ended:
         return {"checked": False, "reason": turn.missing or turn.damage or "the turn has not ended"}, []
     try:
-        found = check_replay(turn.record, turn.log, context.models, context.settings)
+        found = check_replay(turn.record, turn.log, context.models)
     except UncheckableTurnError as error:
         return {"checked": False, "reason": str(error)}, []
     finding = {"code": REPLAY_CODE, "level": "error", "count": 1, "why": REPLAY_REASON}

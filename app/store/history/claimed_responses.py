@@ -67,7 +67,7 @@ class ClaimedResponses:
             await self._delete(claimed)
         elif found[1] == self._name:  # else this process has paused, and another one has claimed the response
             log = found[0]
-            log.continuation, log.keeps_details = claimed.continuation, True
+            log.continuation = claimed.continuation
             self.on_claimed(log)
 
     async def _end(self, claimed: ClaimedResponse) -> None:

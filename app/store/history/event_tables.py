@@ -34,12 +34,14 @@ class EventTables:
 
     def iterate_entries(self, response_id: str, start: int = 0) -> Iterator[LogEntry]:
         """Yields the log entries from sequence number `start` on. Raises `UnreadableRowError`, also at a gap."""
-        query = "SELECT data, detail FROM events WHERE response = ? AND number >= ? ORDER BY number"
-        for number, (data, detail) in enumerate(self._connection.execute(query, (response_id, start)), start):
+        query = "SELECT data, detail, journal FROM events WHERE response = ? AND number >= ? ORDER BY number"
+        for number, row in enumerate(self._connection.execute(query, (response_id, start)), start):
+            data, encoded, journal = row
             event = decode_row(ev.decode_event, data)
             if event.sequence_number != number:
                 raise UnreadableRowError(f"event {number} is missing")
-            yield LogEntry(event, data, None if detail is None else decode_row(_detail_decoder.decode, detail))
+            detail = None if encoded is None else decode_row(_detail_decoder.decode, encoded)
+            yield LogEntry(event, data, detail, b"" if journal is None else journal)
 
     def load_news(self, response_id: str, start: int) -> StoredNews:
         """Returns the events of a response from sequence number `start` on, and whether there can be more."""

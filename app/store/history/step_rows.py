@@ -21,7 +21,7 @@ RESPONSE_COLUMNS: Columns = {
     "input_items": "bytea",
     "writer": "text",
 }
-EVENT_COLUMNS: Columns = {"response": "text", "number": "int", "data": "bytea", "detail": "bytea"}
+EVENT_COLUMNS: Columns = {"response": "text", "number": "int", "data": "bytea", "detail": "bytea", "journal": "bytea"}
 ITEM_COLUMNS: Columns = {"owner": "text", "id": "text", "response": "text"}
 _detail_encoder = msgspec.msgpack.Encoder()  # JSON has no infinite log-probabilities
 
@@ -33,6 +33,8 @@ class NewStep(Struct, frozen=True):
     response_id: str
     entries: Sequence[LogEntry]
     keep_details: bool = False
+    is_continuable: bool = False
+    """True if the response has a continuation until its last step."""
     stats: TurnStats | None = None
     """Figures of the turn, for its summary; None: those that the response has."""
     pack_record: Callable[[], RecordRow | None] | None = None
@@ -45,10 +47,11 @@ def encode_response(log: EventLog, writer: str) -> tuple[str, str, int, bytes, b
     return log.id, log.owner, int(log.base_response.created_at), base_response, input_items, writer
 
 
-def encode_entry(step: NewStep, entry: LogEntry) -> tuple[str, int, bytes, bytes | None]:
+def encode_entry(step: NewStep, entry: LogEntry) -> tuple[str, int, bytes, bytes | None, bytes | None]:
     """Returns the values of `EVENT_COLUMNS` for an entry."""
+    journal = entry.journal if step.keep_details or step.is_continuable else b""
     detail = _detail_encoder.encode(entry.detail) if step.keep_details and entry.detail is not None else None
-    return step.response_id, entry.event.sequence_number, entry.data, detail
+    return step.response_id, entry.event.sequence_number, entry.data, detail, journal or None
 
 
 def last_response(step: NewStep) -> Response:

@@ -240,7 +240,10 @@ class StoreWriter:
             if op.completion is not None:
                 self._database.completions.insert_completion(op.log.owner, *op.completion, op.log.blobs)
         steps = [
-            NewStep(op.log.owner, op.log.id, op.entries, op.log.keeps_details, op.log.stats, op.log.pack_record)
+            NewStep(
+                *(op.log.owner, op.log.id, op.entries, op.log.keeps_details, op.log.continuation is not None),
+                *(op.log.stats, op.log.pack_record),
+            )
             for op in ops
         ]
         lost_ids = self._database.append_steps(steps, self._name)

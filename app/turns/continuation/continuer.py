@@ -78,16 +78,17 @@ class TurnContinuer:
         prompt: TurnPrompt,
         job: Job,
         settings: OutputSettings,
+        dice_key: bytes,
         key_id: str = "",
     ) -> Continuation | None:
         """Returns what another process needs to continue a turn; None if none could.
 
-        `key_id` is the id of the API key that the turn is counted for.
+        `dice_key` is that of the turn's ids, `key_id` the id of the API key that the turn is counted for.
         """
         name = model.names[0]
         if name not in self._digests or not can_continue(spec, prompt):
             return None
-        data = encode_turn(spec, prompt, job, settings, key_id)
+        data = encode_turn(spec, prompt, job, settings, dice_key, key_id)
         return Continuation(model=name, digest=self._digests[name], data=data)
 
     async def close(self) -> None:

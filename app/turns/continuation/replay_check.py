@@ -1,229 +1,165 @@
-"""Checks that the token ids of a recorded turn give its stored events: the log holds the same output twice.
+"""Checks that the journal of a recorded turn gives its stored events: the log holds the same output twice.
 
-The request is parsed again, and the ids of the tokens go through reader, stop filter and state machine as they did in
-the turn. Ids of items, sealed texts and the time of the end are taken from the stored events. Log-probabilities are not
-compared, since the record has none. Pieces of a text are compared as a whole: steps without events are replayed with
-the next ones.
+Sealed texts, ids of requests for approval, tools that a search has found and the time of the end are taken from the
+stored events: they depend on a secret, on definitions that are not kept, and on a clock.
 """
 
-from collections.abc import Sequence
-from datetime import UTC, datetime
+from collections import defaultdict, deque
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
 from msgspec import Struct, structs
 
-from antiphon.app.errors import ApiError
 from antiphon.app.inspection.record import RoundRecord, TurnRecord, list_tool_tables
-from antiphon.app.options.settings import DEFAULT_SETTINGS, Settings
-from antiphon.app.registry.model_registry import ModelRegistry, ServedModel
-from antiphon.app.requests.chat.request import read_chat_request
-from antiphon.app.requests.completions.request import read_completion_request
-from antiphon.app.requests.messages.request import read_messages_request
-from antiphon.app.requests.responses.input_items import add_compaction_trigger
-from antiphon.app.requests.responses.request import read_responses_request
-from antiphon.app.requests.turn_spec import ParsedRequest, TurnSpec
-from antiphon.app.tools.call_rules import MAX_TOOL_TIME_S
-from antiphon.app.turn_types.event_log import EventLog
+from antiphon.app.registry.model_registry import ModelRegistry
+from antiphon.app.tools.call_rules import FoundTools
+from antiphon.app.turn_types.event_log import EventLog, LogEntry
 from antiphon.app.turn_types.turn_prompt import TurnPrompt
-from antiphon.app.turn_types.turn_stats import Api
-from antiphon.app.turns.continuation.recorded_tools import RecordedTools
-from antiphon.app.turns.continuation.replay import RecordedIds
-from antiphon.app.turns.continuation.turn_replay import TurnReplay
-from antiphon.app.turns.core.turn_core import TurnCore
-from antiphon.events import sse
+from antiphon.app.turn_types.turn_rules import Purpose
+from antiphon.app.turns.continuation.replay import JournalReplay, split_steps
+from antiphon.app.turns.continuation.turn_head import PromptEnd, TurnHead, decode_head
+from antiphon.app.turns.core.dice import TurnDice
 from antiphon.events import stream as ev
-from antiphon.events.hosted import ServerCallItem
-from antiphon.events.items import Compaction
+from antiphon.events.hosted import McpApprovalRequest, ToolSearchCall, ToolSearchOutput
+from antiphon.events.items import Compaction, Reasoning
 from antiphon.harmony.format import ModelFormat
-from antiphon.harmony.rendered_prompt import RenderedPrompt
 from antiphon.harmony.tools import ToolTable
 from antiphon.state.table import IllegalInput
 
-STORED_FIELDS = ("previous_response_id", "conversation", "background", "store")
-"""Fields of a request that only its history and the store need."""
 MAX_DIFFERENCE_CHARS = 300
 """Length of what a difference quotes of an event."""
 Json = dict[str, Any]
 
 
 class UncheckableTurnError(Exception):
-    """The turn cannot be replayed from its record. The message says why."""
+    """The turn cannot be repeated from its record. The message says why."""
 
 
 class ReplayDifference(Struct, frozen=True, kw_only=True):
-    """The first event that the tokens do not give. `position` is its number in the log."""
+    """The first event that the journal does not give. `position` is its number in the log."""
 
     position: int
     subject: str
     expected: str
-    """The value that the tokens give."""
+    """The value that the journal gives."""
     actual: str
     """The value that is stored."""
 
 
+class _StoredOutcomes:
+    """The outcomes that are taken from the stored events, each in its order."""
+
+    table = None
+    """The table of each round is in the record."""
+
+    def __init__(self, entries: Sequence[LogEntry]) -> None:
+        done = [entry.event.item for entry in entries if isinstance(entry.event, ev.ItemDone)]
+        self._requests = deque(item.id for item in done if isinstance(item, McpApprovalRequest))
+        self._found = deque(item for item in done if isinstance(item, ToolSearchOutput) and item.execution == "server")
+        self._sealed: defaultdict[Purpose, deque[str]] = defaultdict(deque)
+        for item in done:
+            if isinstance(item, Reasoning) and item.encrypted_content:
+                self._sealed["reasoning"].append(item.encrypted_content)
+            elif isinstance(item, Compaction):
+                self._sealed["compaction"].append(item.encrypted_content)
+
+    def seal(self, purpose: Purpose, text: str, _label: str) -> str:
+        """Returns the next sealed text; the text itself if there are no more."""
+        return self._sealed[purpose].popleft() if self._sealed[purpose] else text
+
+    def sign(self, *_: str) -> str:
+        """Returns the next id of a request to approve a call."""
+        return self._requests.popleft()
+
+    def load_tools(self, call: ToolSearchCall) -> FoundTools:
+        """Returns what the search has found. What the model reads of it is in the next prompt."""
+        return FoundTools(structs.replace(self._found.popleft(), call_id=call.call_id), "")
+
+
 def check_replay(
-    record: TurnRecord, log: EventLog, models: ModelRegistry, settings: Settings = DEFAULT_SETTINGS
+    record: TurnRecord, log: EventLog, models: ModelRegistry, dice: Callable[[bytes], TurnDice] = TurnDice
 ) -> ReplayDifference | None:
-    """Returns the first difference between the stored events of a turn that has ended and those that its tokens give.
+    """Returns the first difference between the stored events of a turn that has ended and those of its journal.
 
-    Raises `UncheckableTurnError`. It takes long: call it in a thread.
+    `dice` returns the dice of a key. Raises `UncheckableTurnError`. It takes long: call it in a thread.
     """
-    entries = log.entries
-    replay = _create_replay(record, log, models, settings)
-    stored = [_normalize(msgspec.json.decode(entry.data)) for entry in entries]
+    entries, replayed = log.entries, list[bytes]()
+    replay = _create_replay(record, log, models, dice)
+    for step in split_steps(entries):
+        if not step[-1].journal:
+            raise UncheckableTurnError("a step was kept without its journal")
+        try:
+            replayed += replay.apply_step(step[-1].journal)
+        except (IllegalInput, ValueError, RuntimeError, LookupError, TypeError) as error:
+            return ReplayDifference(
+                position=step[-1].event.sequence_number,
+                subject="journal",
+                expected="inputs that can be applied again",
+                actual=str(error),
+            )
+    return _find_difference([entry.data for entry in entries], replayed)
+
+
+def _create_replay(
+    record: TurnRecord, log: EventLog, models: ModelRegistry, dice: Callable[[bytes], TurnDice]
+) -> JournalReplay:
+    form, rounds = _find_format(record, log, models), record.read_rounds()
     try:
-        events = list(replay.replay(entries))
-    except (IllegalInput, ValueError, RuntimeError, LookupError, TypeError) as error:
-        return ReplayDifference(
-            position=max(len(entries) - 1, 0),
-            subject="tokens",
-            expected="tokens that can be replayed",
-            actual=str(error),
-        )
-    replayed = [_normalize(msgspec.json.decode(sse.encode_event(event))) for event in events]
-    return _compare(_merge_deltas(stored), _merge_deltas(replayed), len(entries))
-
-
-def _create_replay(record: TurnRecord, log: EventLog, models: ModelRegistry, settings: Settings) -> TurnReplay:
-    spec, form = _read_spec(record, models, settings)
-    if spec.comparison_id is not None:
-        raise UncheckableTurnError("its events depend on the response that its prompt is compared with")
-    rounds = record.read_rounds()
-    tables = list_tool_tables(rounds)
-    _check_tools(record, log, tables)
+        head = decode_head(record.read_head())
+    except ValueError:
+        raise UncheckableTurnError("its record has no head") from None
+    if record.stats.ending is not None and record.stats.ending.cause == "server_bug":
+        raise UncheckableTurnError("a bug of the server ended it")
     if not rounds:
         raise UncheckableTurnError("it was interrupted before the model read a prompt")
-    spec = structs.replace(spec, base_response=log.base_response)
-    prompts = [_build_prompt(spec, form, log, *each) for each in zip(rounds, tables, strict=True)]
-    added = [entry.event.item for entry in log.entries if isinstance(entry.event, ev.ItemAdded)]
-    has_tools, is_compacted = tables[0] is not None, any(isinstance(item, Compaction) for item in added)
-    tools = RecordedTools(log.entries, spec.max_tool_calls) if has_tools else None
-    first = structs.replace(prompts[0], summary=prompts[0]) if is_compacted and not spec.compact else prompts[0]
-    ids, last = RecordedIds(log.entries, lambda prefix: f"{prefix}_new"), log.response.completed_at
-    core = TurnCore(
-        spec.build_rules(),
-        first,
-        spec.base_response,
-        new_id=ids.new_id,
-        clock=lambda: int(last or 0),
-        settings=record.settings,
-        seal=lambda purpose, text: ids.take_sealed(purpose) or text,
-        calls=None if tools is None else tools.rules,
+    tables = list_tool_tables(rounds)
+    prompts = [_build_prompt(head, form, log, *each) for each in zip(rounds, tables, strict=True)]
+    outcomes, ended = _StoredOutcomes(log.entries), int(log.response.completed_at or 0)
+    core = head.create_core(
+        prompts[0],
+        log.base_response,
+        dice(head.dice_key),
+        lambda: ended,
+        outcomes.seal,
+        sign=outcomes.sign,
+        search=outcomes,
     )
-    core.figures.restore_summary(rounds[0].summary)
-    return TurnReplay(core, rounds, prompts, tools, ends_compacted=spec.compact)
+    return JournalReplay(core, prompts)
 
 
-def _check_tools(record: TurnRecord, log: EventLog, tables: Sequence[ToolTable | None]) -> None:
-    """Raises `UncheckableTurnError` for turns with tools of the server that depend on more than the record has."""
-    has_calls = any(
-        isinstance(entry.event, ev.ItemAdded) and isinstance(entry.event.item, ServerCallItem) for entry in log.entries
-    )
-    if tables[:1] in ([], [None]) and (has_calls or len(tables) > 1):
-        raise UncheckableTurnError("the server ran tools, which its record does not have")
-    ending = record.stats.ending
-    if has_calls and ending is not None and ending.cause == "rejected":
-        raise UncheckableTurnError("the prompt of a later round was refused")
-    if has_calls and log.entries[-1].detail is not None and log.entries[-1].detail.at_us > MAX_TOOL_TIME_S * 1e6:
-        raise UncheckableTurnError("its tools may have reached the limit of time, which its events do not tell")
+def _find_format(record: TurnRecord, log: EventLog, models: ModelRegistry) -> ModelFormat:
+    model = models.get_model(log.base_response.model)
+    if model is None:
+        raise UncheckableTurnError(f"the model '{log.base_response.model}' is not served")
+    if model.format.name != record.dialect:
+        raise UncheckableTurnError(f"the model has the dialect '{model.format.name}' now, not '{record.dialect}'")
+    return model.format
 
 
 def _build_prompt(
-    spec: TurnSpec, form: ModelFormat, log: EventLog, each: RoundRecord, table: ToolTable | None
+    head: TurnHead, form: ModelFormat, log: EventLog, each: RoundRecord, table: ToolTable | None
 ) -> TurnPrompt:
-    prompt_input = spec.prompt_input
-    if table is not None:
-        prompt_input = structs.replace(
-            prompt_input, tools=table, tool_choice="auto", allowed_tools=None, forbids_calls=not each.may_call
-        )
-    return TurnPrompt(
-        format=form,
-        owner=log.owner,
-        prompt_input=prompt_input,
-        now=datetime.fromtimestamp(log.base_response.created_at, UTC),
-        rendered_tokens=(),
-        prompt=RenderedPrompt(
-            tuple(each.prompt),
-            "",
-            in_reasoning=each.in_reasoning,
-            in_text=each.in_text,
-            in_wrapper=each.in_wrapper,
-        ),
+    end = PromptEnd(each.num_tokens or len(each.prompt), each.in_reasoning, each.in_text, each.in_wrapper)
+    prompt = head.build_prompt(form, log.owner, end.build_prompt())
+    if table is None:
+        return prompt
+    prompt_input = structs.replace(
+        prompt.prompt_input, tools=table, tool_choice="auto", allowed_tools=None, forbids_calls=not each.may_call
     )
+    return structs.replace(prompt, prompt_input=prompt_input)
 
 
-def _read_spec(record: TurnRecord, models: ModelRegistry, settings: Settings) -> tuple[TurnSpec, ModelFormat]:
-    """Returns what the request asked for, and the format of its model."""
-    try:
-        sent = msgspec.json.decode(record.read_request())
-    except msgspec.DecodeError:
-        raise UncheckableTurnError("the request was not kept") from None
-    if not isinstance(sent, dict):
-        raise UncheckableTurnError("its events do not depend on the tokens alone")
-    sent = {name: value for name, value in sent.items() if name not in STORED_FIELDS}
-    try:
-        model, spec = _parse(record.stats.api, sent, models, settings)
-    except ApiError as error:
-        raise UncheckableTurnError(f"the request cannot be parsed again: {error.message}") from None
-    if model.format.name != record.dialect:
-        raise UncheckableTurnError(f"the model has the dialect '{model.format.name}' now, not '{record.dialect}'")
-    return spec, model.format
-
-
-def _parse(api: Api, sent: Json, models: ModelRegistry, settings: Settings) -> tuple[ServedModel, TurnSpec]:
-    """Returns the model and the turn of a request. Raises `ApiError`."""
-    if api == "completions":
-        completion = read_completion_request(sent, models)
-        return completion.model, completion.specs[0]
-    parsed: ParsedRequest[Any]
-    if api == "chat":
-        parsed = read_chat_request(sent, models, settings)
-    elif api == "messages":
-        parsed = read_messages_request(sent, models, lambda _: None, settings)
-    else:
-        sent = add_compaction_trigger(sent) if api == "compact" else sent
-        parsed = read_responses_request(sent, models, settings=settings)
-    return parsed.model, parsed.spec
-
-
-def _normalize(event: Json) -> Json:
-    """Returns an event without what is not compared."""
-    event.pop("sequence_number", None)
-    shown: Json = _drop_logprobs(event)
-    return shown
-
-
-def _drop_logprobs(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: [] if name == "logprobs" and each else _drop_logprobs(each) for name, each in value.items()}
-    return [_drop_logprobs(each) for each in value] if isinstance(value, list) else value
-
-
-def _merge_deltas(events: Sequence[Json]) -> list[tuple[int, Json]]:
-    """Returns the events, each with the number of its first piece; pieces of one text in a row are one event."""
-    merged: list[tuple[int, Json]] = []
-    for number, event in enumerate(events):
-        previous = merged[-1][1] if merged else {}
-        is_piece = isinstance(event.get("delta"), str) and isinstance(previous.get("delta"), str)
-        if is_piece and event | {"delta": ""} == previous | {"delta": ""}:
-            merged[-1] = merged[-1][0], event | {"delta": previous["delta"] + event["delta"]}
-        else:
-            merged.append((number, event))
-    return merged
-
-
-def _compare(
-    stored: Sequence[tuple[int, Json]], replayed: Sequence[tuple[int, Json]], num_events: int
-) -> ReplayDifference | None:
-    for index in range(max(len(stored), len(replayed))):
-        number, actual = stored[index] if index < len(stored) else (num_events, {})
-        expected = replayed[index][1] if index < len(replayed) else {}
+def _find_difference(stored: Sequence[bytes], replayed: Sequence[bytes]) -> ReplayDifference | None:
+    for position in range(max(len(stored), len(replayed))):
+        actual = stored[position] if position < len(stored) else b"{}"
+        expected = replayed[position] if position < len(replayed) else b"{}"
         if actual != expected:
-            names = sorted({*actual, *expected}) if actual and expected else []
-            name = next((name for name in names if actual.get(name) != expected.get(name)), "")
-            shown = [_show(each, name) for each in (expected, actual)]
-            return ReplayDifference(position=number, subject=name, expected=shown[0], actual=shown[1])
+            pair: tuple[Json, Json] = msgspec.json.decode(expected), msgspec.json.decode(actual)
+            names = sorted({*pair[0], *pair[1]}) if all(pair) else []
+            name = next((name for name in names if pair[0].get(name) != pair[1].get(name)), "")
+            shown = [_show(each, name) for each in pair]
+            return ReplayDifference(position=position, subject=name, expected=shown[0], actual=shown[1])
     return None
 
 

@@ -73,18 +73,6 @@ class TurnFigures:
         cells = _SINGLE_BYTES[steps[first]] if self._num_steps == first + 1 else bytes(steps[first:])
         return self.details.take_detail(stop_string, dropped_text, at_us, cells)
 
-    def count_summary(self) -> tuple[int, int, int, int]:
-        """Returns the numbers of input, cached, output and reasoning tokens of the summary."""
-        each = self._summary
-        if each is None:
-            return (0, 0, 0, 0)
-        return each.num_prompt_tokens, each.num_cached_tokens, each.num_generated_tokens, each.reasoning_tokens
-
-    def restore_summary(self, counts: tuple[int, int, int, int]) -> None:
-        """Sets what `count_summary` has returned, in a turn that is replayed."""
-        if self._summary is not None:
-            self._summary.restore_counts(*counts)
-
     def build_usage(self) -> Usage:
         """Returns the sum of all jobs so far."""
         # A turn that ends with its summary has no other job.

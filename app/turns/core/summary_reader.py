@@ -15,17 +15,12 @@ class SummaryReader:
         self.is_open = True
         """True until the compaction ends: what the engine generates belongs to the summary."""
         self.num_prompt_tokens = prompt.prompt.num_tokens
-        self.num_cached_tokens = self.num_generated_tokens = self._restored_reasoning = 0
-
-    def restore_counts(self, num_prompt: int, num_cached: int, num_generated: int, num_reasoning: int) -> None:
-        """Sets the numbers of tokens of a summary whose tokens are not known any more."""
-        self.num_prompt_tokens, self.num_cached_tokens = num_prompt, num_cached
-        self.num_generated_tokens, self._restored_reasoning = num_generated, num_reasoning
+        self.num_cached_tokens = self.num_generated_tokens = 0
 
     @property
     def reasoning_tokens(self) -> int:
         """Number of generated tokens that are reasoning."""
-        return self._reader.reasoning_tokens + self._restored_reasoning
+        return self._reader.reasoning_tokens
 
     @property
     def text(self) -> str:

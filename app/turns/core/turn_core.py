@@ -11,6 +11,7 @@ not call each other; `TurnOutput` feeds the machine.
 
 import contextlib
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from antiphon.app.tools.call_rules import CallRules
@@ -20,6 +21,7 @@ from antiphon.app.turn_types.turn_prompt import TurnPrompt
 from antiphon.app.turn_types.turn_rules import Purpose, TurnRules
 from antiphon.app.turns.core import inputs as step_inputs
 from antiphon.app.turns.core.calls import TurnCalls
+from antiphon.app.turns.core.dice import TurnDice
 from antiphon.app.turns.core.figures import TurnFigures
 from antiphon.app.turns.core.inputs import FinishedInput, StepInput, TokenInput, TokensInput
 from antiphon.app.turns.core.reading import TurnReading
@@ -30,7 +32,6 @@ from antiphon.engine.protocol import Fault
 from antiphon.events.base import Event
 from antiphon.events.response import Response
 from antiphon.state.drafts import OutputSettings
-from antiphon.state.ids import NewId
 from antiphon.state.machine import Machine
 from antiphon.state.segments import Arguments, Close, Compact, CompleteItem, Result
 from antiphon.state.table import IllegalInput, State
@@ -39,8 +40,9 @@ from antiphon.state.table import IllegalInput, State
 class TurnCore:
     """Produces the events of one turn.
 
-    `base_response` is the response before its first event. `seal` encrypts what only this server may read. `calls`:
-    the tools that the server runs; None if it runs none.
+    `base_response` is the response before its first event. `dice`: source of its ids. `seal` encrypts what only this
+    server may read: it takes the purpose, the text, and a label that no other text has. `calls`: the tools that the
+    server runs; None if it runs none.
 
     Example: `core.apply(TokensInput((7, 8)))` returns the events that two tokens give.
     """
@@ -51,25 +53,26 @@ class TurnCore:
         turn_prompt: TurnPrompt,
         base_response: Response,
         *,
-        new_id: NewId,
+        dice: TurnDice,
         clock: Callable[[], int],
         settings: OutputSettings = OutputSettings(),  # noqa: B008  # it is frozen
-        seal: Callable[[Purpose, str], str] = lambda _, text: text,
+        seal: Callable[[Purpose, str, str], str] = lambda _purpose, text, _label: text,
         calls: CallRules | None = None,
     ) -> None:
-        self.rules, self._seal = rules, seal
+        self.rules = rules
+        self._seal: Callable[[Purpose, str], str] = lambda purpose, text: seal(purpose, text, dice.new_id("seal"))
         form = turn_prompt.format
         self.reading, self.calls, self.end = TurnReading(form, rules, turn_prompt), TurnCalls(calls), TurnEnd(rules)
         first = self.reading.open_round(turn_prompt, 0)
         self.figures = TurnFigures(form, rules, turn_prompt, first, self.reading.summary)
         self.machine = Machine(
             base_response,
-            new_id=new_id,
+            new_id=dice.new_id,
             clock=clock,
             usage=self.figures.build_usage,
             diagnose=self.figures.diagnose_cache,
-            seal=(lambda text: seal("reasoning", text)) if rules.encrypt_reasoning else None,
-            create_approval_id=None if calls is None else calls.sign,
+            seal=partial(self._seal, "reasoning") if rules.encrypt_reasoning else None,
+            create_approval_id=None if calls is None else partial(_sign_request, calls, dice),
             settings=settings,
         )
         self._output = TurnOutput(self.machine, self.reading, self.calls, self.end, self.figures)
@@ -236,6 +239,11 @@ class TurnCore:
         """Repeats the latest lifecycle event or the stage of an item that the server makes, where that is legal."""
         with contextlib.suppress(IllegalInput):
             self._output.events += self.machine.keepalive()
+
+
+def _sign_request(calls: CallRules, dice: TurnDice, label: str, name: str, arguments: str) -> str:
+    """Returns the id of a request to approve a call."""
+    return calls.sign(label, name, arguments, dice.new_nonce())
 
 
 _ACTIONS: dict[type[StepInput], Callable[[TurnCore, Any], None]] = {

@@ -53,6 +53,20 @@ async def test_response_continues_where_another_server_has_left_it(place: StoreP
     assert place.read_rows("SELECT count(*) FROM continuations") == [(0,)]
 
 
+async def test_log_probabilities_continue(place: StorePlace) -> None:
+    async with run_context(place) as first:
+        log = await start_turn(first, include=["message.output_text.logprobs"], top_logprobs=2)
+        await wait_for_entries(log, 8)
+    before = [json.loads(entry.data) for entry in log.entries]
+    async with run_context(place) as second:
+        events = await read_end(second, log.id)
+    assert events[: len(before)] == before and text_of(events) == TEXT
+    [part] = events[-1]["response"]["output"][0]["content"]
+    deltas = [event for event in events if event["type"] == "response.output_text.delta"]
+    assert part["logprobs"] == [entry for event in deltas for entry in event["logprobs"]]
+    assert [(entry["token"], len(entry["top_logprobs"])) for entry in part["logprobs"]] == [(char, 2) for char in TEXT]
+
+
 async def test_summary_of_a_continued_response_has_what_it_continues(place: StorePlace) -> None:
     async with run_context(place, inspect="store") as first:
         earlier = await start_turn(first, background=False)
@@ -119,10 +133,9 @@ async def test_response_cancelled_before_its_rest_begins_ends(
     ("fields", "settings"),
     [
         ({"background": False, "stream": True}, {}),
-        ({"include": ["message.output_text.logprobs"], "top_logprobs": 1}, {}),
         ({}, {"continue_within": 0.0}),
     ],
-    ids=["foreground", "log-probabilities", "switched off"],
+    ids=["foreground", "switched off"],
 )
 async def test_other_responses_end_as_failed(
     place: StorePlace, fields: dict[str, Any], settings: dict[str, Any]

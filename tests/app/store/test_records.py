@@ -119,7 +119,8 @@ def test_size_of_the_store_counts_records_and_blocks(inspector: Inspector, place
     [(size, record)] = place.read_rows(
         "SELECT size, (SELECT length(data) FROM turn_records WHERE turn_records.id = responses.id) FROM responses"
     )
-    events = place.read_rows("SELECT sum(length(data) + coalesce(length(detail), 0)) FROM events")[0][0]
+    parts = "length(data) + coalesce(length(detail), 0) + coalesce(length(journal), 0)"
+    events = place.read_rows(f"SELECT sum({parts}) FROM events")[0][0]
     items = place.read_rows("SELECT length(input_items) FROM responses")[0][0]
     assert record > 0 and size == events + items + record
     database = place.open_database()

@@ -19,7 +19,7 @@ from tests.progress import HANG_TIMEOUT_S
 OWNER, NOW, LATER = "ann", 2_000_000_000.0, 2_000_000_000.0 + 40 * 86_400
 READER = ApprovalReader(ApprovalSigner(b"k" * 32))
 CALL = {"server_label": "tools", "name": "add", "arguments": '{"a":1}'}
-REQUEST = {"type": "mcp_approval_request", "id": READER.sign(OWNER, NOW, *CALL.values()), **CALL}
+REQUEST = {"type": "mcp_approval_request", "id": READER.sign(OWNER, NOW, *CALL.values(), "0" * 32), **CALL}
 YES: dict[str, Any] = {"type": "mcp_approval_response", "approval_request_id": REQUEST["id"], "approve": True}
 NO = {**YES, "approve": False}
 RAN = {"type": "mcp_call", "id": "mcp_1", "approval_request_id": REQUEST["id"], "output": "2", **CALL}

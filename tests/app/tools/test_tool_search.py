@@ -152,7 +152,7 @@ async def test_names_that_nothing_has_are_ignored(monkeypatch: pytest.MonkeyPatc
 
 
 async def test_search_is_repeated_up_to_the_limit_of_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("antiphon.app.tools.hosted_turn.MAX_ROUNDS", 3)
+    monkeypatch.setattr("antiphon.app.turns.core.calls.MAX_ROUNDS", 3)
     turns = ToolTurns({"": ["Again. ", FIND_WEATHER]}, monkeypatch)
     events = await turns.run_turn(tools=TOOLS, max_tool_calls=1)
     assert [names for _, names in searches(events)] == [["weather"]] * 3, "max_tool_calls does not count them"

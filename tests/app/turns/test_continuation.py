@@ -1,6 +1,7 @@
 """A turn continues in another process: the stored tokens give the stored events, and the rest follows them."""
 
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -17,8 +18,8 @@ from antiphon.events.response import Response
 from antiphon.harmony.format import PromptInput
 from antiphon.harmony.rendered_prompt import RenderedPrompt
 from antiphon.state.drafts import OutputSettings
-from antiphon.state.ids import NewId
 from tests.counts import FULL_COUNTS
+from tests.numbered_dice import repeat_dice
 from tests.snapshots import run_case
 from tests.snapshots.builtin_cases import BUILTIN_CASES
 from tests.snapshots.cases import CASES, Case
@@ -40,9 +41,10 @@ async def run_recorded(case: Case, monkeypatch: pytest.MonkeyPatch) -> tuple[Eve
 
     def create_recorded(self: TurnManager, model: Any, choice: Any, spec: Any, *parts: Any) -> Any:
         turn = create(self, model, choice, spec, *parts)
+        turn.writer.keeps_journal = True
         response = msgspec.structs.replace(spec.base_response, background=True, store=True)
         if stored_turn.can_continue(msgspec.structs.replace(spec, base_response=response), choice.prompt):
-            stored.append(stored_turn.encode_turn(spec, choice.prompt, turn._job, self._output_settings))
+            stored.append(stored_turn.encode_turn(spec, choice.prompt, turn._job, self._output_settings, b""))
         return turn
 
     monkeypatch.setattr(TurnManager, "_create_turn", create_recorded)
@@ -57,18 +59,14 @@ def truncate_log(log: EventLog, num_entries: int) -> EventLog:
     return shorter
 
 
-def refuse_id(prefix: str) -> str:
-    raise AssertionError(f"an id {prefix} is minted again")
-
-
-def rebuild(case: Case, data: bytes, log: EventLog, new_id: NewId = refuse_id) -> CoreRebuild:
+def rebuild(case: Case, data: bytes, log: EventLog) -> CoreRebuild:
     return CoreRebuild(
         stored_turn.decode_turn(data),
         log,
         load_case_format(case.dialect),
-        new_id=new_id,
+        dice=repeat_dice(b""),
         clock=lambda: 1_700_000_000.0,
-        seal=lambda _, text: text,
+        seal=partial(run_case.PlainSealer().seal, log.owner),
     )
 
 
@@ -98,8 +96,8 @@ def test_stored_turn_knows_where_its_prompt_ends(end: dict[str, bool]) -> None:
     )
     response = Response(id="resp_x", created_at=0, model="x", status="queued")
     spec = TurnSpec(base_response=response, prompt_input=prompt_input, sampling=Sampling())
-    data = stored_turn.encode_turn(spec, prompt, Job(id="j", tokens=(1, 2)), OutputSettings())
-    assert stored_turn.decode_turn(data).build_prompt() == RenderedPrompt((1, 2), "", **end)  # type: ignore[arg-type] # as above
+    data = stored_turn.encode_turn(spec, prompt, Job(id="j", tokens=(1, 2)), OutputSettings(), b"")
+    assert stored_turn.decode_turn(data).prompt_end.build_prompt((1, 2)) == RenderedPrompt((1, 2), "", **end)  # type: ignore[arg-type] # as above
 
 
 def test_stored_turn_keeps_the_denials_that_can_be_sent_again_if_it_fails() -> None:
@@ -115,5 +113,5 @@ def test_stored_turn_keeps_the_denials_that_can_be_sent_again_if_it_fails() -> N
     response = Response(id="resp_x", created_at=0, model="x", status="queued")
     answers = (ApprovalAnswer("mcpr_1", "n" * 32),)
     spec = TurnSpec(base_response=response, prompt_input=prompt_input, sampling=Sampling(), answers=answers)
-    data = stored_turn.encode_turn(spec, prompt, Job(id="j", tokens=(1, 2)), OutputSettings())
+    data = stored_turn.encode_turn(spec, prompt, Job(id="j", tokens=(1, 2)), OutputSettings(), b"")
     assert stored_turn.decode_turn(data).answers == answers

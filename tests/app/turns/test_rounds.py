@@ -15,23 +15,34 @@ from antiphon.app.projections import responses as responses_projection
 from antiphon.app.requests.responses import request as responses
 from antiphon.app.store.sqlite.store import MemoryStore
 from antiphon.app.tools.call_rules import MAX_ROUNDS, CallRules
-from antiphon.app.turns.core.inputs import AdmittedInput, CutInput, ResultInput, to_token_input
+from antiphon.app.turns.continuation.journal import encode_inputs
+from antiphon.app.turns.continuation.replay import JournalReplay
+from antiphon.app.turns.core.inputs import (
+    AdmittedInput,
+    CutInput,
+    FinishedInput,
+    ResultInput,
+    RoundInput,
+    TokensInput,
+    to_token_input,
+)
 from antiphon.app.turns.core.turn_core import TurnCore
 from antiphon.app.turns.prompts.prompt_token_cache import PromptTokenCache
 from antiphon.app.turns.rounds import OUTPUT_SHARE
 from antiphon.engine.protocol import Chunk, Fault
+from antiphon.events.inputs import InputFunctionCall, InputFunctionOutput
 from antiphon.events.sse import encode_event
 from antiphon.state.segments import McpResult
 from antiphon.state.table import State
 from tests.counts import FULL_COUNTS
 from tests.invariants import check_stream
+from tests.numbered_dice import NumberedDice
 from tests.progress import HANG_TIMEOUT_S
 from tests.snapshots.captured_orders import check_item_orders
 from tests.snapshots.cases import WEATHER, WEATHER_CALL
 from tests.snapshots.run_case import collect_frames
 from tests.snapshots.tool_cases import ANSWER, ASKED, BAR, CAFE, FOUND, GPT_CALL, TOOL_CASES, cancel
 from tests.snapshots.tool_runs import MCP, QUESTION, Reply, ToolCase, ToolRun, open_run, run_tool_case
-from tests.state.machine_helpers import CountedIds
 
 NUM_RANDOM_RUNS = 2000 if FULL_COUNTS else 30
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -100,7 +111,7 @@ class RoundCore:
 
     def create_core(self, max_calls: int | None = None) -> TurnCore:
         rules, calls = self.spec.build_rules(), CallRules(sign=lambda *_: "", max_calls=max_calls)
-        return TurnCore(rules, self.prompt, self.spec.base_response, new_id=CountedIds(), clock=lambda: 2, calls=calls)
+        return TurnCore(rules, self.prompt, self.spec.base_response, dice=NumberedDice(), clock=lambda: 2, calls=calls)
 
     def process(self, cuts: Sequence[Sequence[int]], answers: Callable[[], bool]) -> tuple[str, int]:
         """Returns the items as JSON, and the number of calls that were run. `answers`: a result comes after a chunk."""
@@ -149,6 +160,25 @@ async def test_neither_chunks_nor_the_time_of_results_change_a_round(case: Round
         bounds = sorted(dice.choices(range(len(tokens) + 1), k=dice.randrange(1, 12)))
         cuts = [tokens[a:b] for a, b in zip([0, *bounds], [*bounds, len(tokens)], strict=True)]
         assert round_core.process(cuts, lambda: dice.random() < 0.5) == expected
+
+
+async def test_repeated_round_has_the_calls_before_it_for_citations() -> None:
+    opened = await RoundCore(RoundCase("one call", CAFE)).open()
+    core = opened.create_core()
+    journal = encode_inputs(
+        [
+            AdmittedInput(),
+            TokensInput(tuple(opened.tokens)),
+            FinishedInput(),
+            ResultInput(McpResult("found"), "found"),
+            RoundInput(opened.prompt),
+        ]
+    )
+    JournalReplay(core, [opened.prompt, opened.prompt]).apply_step(journal)
+    *earlier, call, output = core.figures.round.prompt.prompt_input.items
+    assert [*earlier] == [*opened.prompt.prompt_input.items]
+    assert isinstance(call, InputFunctionCall) and isinstance(output, InputFunctionOutput)
+    assert (call.call_id, output.output) == (output.call_id, "found")
 
 
 async def test_fault_of_the_engine_ends_a_turn_whose_call_runs() -> None:

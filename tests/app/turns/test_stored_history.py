@@ -231,7 +231,7 @@ def test_items_before_the_last_compaction_are_removed(items: list[AnyInput], tex
 
 
 def sealed(purpose: Any, text: str = "secret", owner: str = "me") -> str:
-    return SEALER.seal(owner, purpose, text)
+    return SEALER.seal(owner, purpose, text, "")
 
 
 @pytest.mark.parametrize(

@@ -35,10 +35,10 @@ from antiphon.events.sse import encode_event
 from antiphon.state.segments import McpResult
 from tests.counts import FULL_COUNTS
 from tests.invariants import check_stream
+from tests.numbered_dice import NumberedDice
 from tests.snapshots.builtin_cases import BUILTIN_CASES
 from tests.snapshots.cases import CASES, TOOLS, Case
 from tests.snapshots.run_case import USER_TEXT, make_single_case_registry
-from tests.state.machine_helpers import CountedIds
 
 CUT_STEP = 1 if FULL_COUNTS else 2
 """Distance between the tokens at which an output is cut in two."""
@@ -62,7 +62,7 @@ class CaseCore:
     def open(self) -> TurnCore:
         """Returns a core for the request."""
         rules = self.spec.build_rules()
-        return TurnCore(rules, self.prompt, self.spec.base_response, new_id=CountedIds(), clock=lambda: 2)
+        return TurnCore(rules, self.prompt, self.spec.base_response, dice=NumberedDice(), clock=lambda: 2)
 
     def process_tokens(self, cuts: Sequence[Sequence[int]], finish: str) -> list[dict[str, object]]:
         """Returns the events of an output whose chunks have these tokens."""
