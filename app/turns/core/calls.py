@@ -41,7 +41,8 @@ class TurnCalls:
         self._num_calls, self._tool_time_ms = 0, 0
         self._open_call: Call | None = None
         self._arguments: list[str] = []
-        self._is_ignoring = False  # inside a call of a tool that the model may not call any more
+        self.is_ignoring = False
+        """True inside a call of a tool that the model may not call any more."""
 
     @property
     def can_call(self) -> bool:
@@ -57,12 +58,12 @@ class TurnCalls:
     def add_segment(self, segment: Segment) -> bool:
         """Reads a segment before the machine does. Returns False if it belongs to a call that is ignored."""
         if type(segment) is Call:
-            self._is_ignoring = not self._can_make(segment)
+            self.is_ignoring = not self._can_make(segment)
             self._open_call, self._arguments = segment, []
         elif type(segment) is Arguments:
             self._arguments.append(segment.text)
-        is_ignored = self._is_ignoring
-        self._is_ignoring = is_ignored and not isinstance(segment, Close)
+        is_ignored = self.is_ignoring
+        self.is_ignoring = is_ignored and not isinstance(segment, Close)
         return not is_ignored
 
     def finish_call(self) -> ServerCall | None:

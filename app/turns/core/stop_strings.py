@@ -19,7 +19,7 @@ class StopStringFilter:
     """
 
     def __init__(self, stops: Sequence[str], *, verbatim: bool = False) -> None:
-        self._stops = tuple(stop for stop in stops if stop)
+        self.stops = tuple(stop for stop in stops if stop)
         self._held = Say("")
         self._verbatim = verbatim
         self._has_text = verbatim
@@ -28,7 +28,7 @@ class StopStringFilter:
 
     def filter_segment(self, segment: Segment) -> list[Segment]:
         """Returns the segments that can be emitted now. On a match, that is the text before it; afterwards, nothing."""
-        if not self._stops:
+        if not self.stops:
             return [segment]
         if self.matched is not None:
             return []
@@ -50,7 +50,7 @@ class StopStringFilter:
 
     def _find_match(self, text: Say) -> list[Segment]:
         # The stop string that is complete first wins: in streamed text, a longer one cannot be foreseen.
-        matches = [(start + len(stop), start, stop) for stop in self._stops if (start := text.text.find(stop)) >= 0]
+        matches = [(start + len(stop), start, stop) for stop in self.stops if (start := text.text.find(stop)) >= 0]
         if matches:
             _, end, self.matched = min(matches)
         else:
@@ -60,8 +60,8 @@ class StopStringFilter:
 
     def _hold_back(self, text: str) -> int:
         """Returns the length of the longest tail of `text` that begins a stop string."""
-        longest = min(len(text), max(map(len, self._stops)) - 1)
-        return next((n for n in range(longest, 0, -1) if any(stop.startswith(text[-n:]) for stop in self._stops)), 0)
+        longest = min(len(text), max(map(len, self.stops)) - 1)
+        return next((n for n in range(longest, 0, -1) if any(stop.startswith(text[-n:]) for stop in self.stops)), 0)
 
 
 def _join_text(first: Say, second: Say) -> Say:

@@ -10,7 +10,7 @@ from itertools import repeat
 from msgspec import structs
 
 from antiphon.app.turn_types.step_detail import PromptDetail, ScoredToken, TokenDetail, TokenDetailRequest, token_text
-from antiphon.app.turns.core.inputs import AdmittedInput, FinishedInput, ScoredTokensInput, TokenInput
+from antiphon.app.turns.core.inputs import AdmittedInput, FinishedInput, ScoredTokensInput, TokenInput, TokensInput
 from antiphon.engine.protocol import TokenLogprob
 from antiphon.events.items import Logprob, TopLogprob
 from antiphon.harmony.format import ModelFormat
@@ -29,10 +29,12 @@ class DetailCollector:
         self._stop_id: int | None = None
         self._input_tokens = self._cached_tokens = 0
         self._num_dropped = 0
+        self._has_tokens_only = True  # since the last detail, as in most steps
         self._unoffered: tuple[UnofferedCall, ...] = ()
 
     def add_admission(self, step: AdmittedInput) -> None:
         """Adds the admission of the first round's job."""
+        self._has_tokens_only = False
         self._input_tokens, self._cached_tokens = step.prompt_tokens or self._prompt.num_tokens, step.cached_tokens
         if self._request.prompt and self._request.prompt_logprobs is None:
             self._prompt_detail = PromptDetail(tokens=self._prompt.tokens, text=self._prompt.text)
@@ -40,6 +42,9 @@ class DetailCollector:
     def add_tokens(self, step: TokenInput, offsets: Sequence[int] = ()) -> None:
         """Adds tokens. `offsets`: offset of each token in the output's text, if it is nothing but text."""
         self._tokens += step.tokens
+        if type(step) is TokensInput:
+            return
+        self._has_tokens_only = False
         if isinstance(step, FinishedInput) and step.stop_id is not None:
             self._stop_id = step.stop_id
         if self._request.logprobs and isinstance(step, ScoredTokensInput):
@@ -48,6 +53,7 @@ class DetailCollector:
 
     def add_unoffered(self, calls: Sequence[UnofferedCall], num_earlier: int) -> None:
         """Adds calls of tools that were not offered, in a round before which `num_earlier` tokens were generated."""
+        self._has_tokens_only = False
         self._unoffered += tuple(
             structs.replace(each, first_token=num_earlier + each.first_token, end_token=num_earlier + each.end_token)
             for each in calls
@@ -66,11 +72,16 @@ class DetailCollector:
             for token, entry, offset in zip(prompt.tokens, step.prompt_logprobs, offsets, strict=True)
         )
         self._prompt_detail = PromptDetail(tokens=prompt.tokens, text=prompt.text, logprobs=scored)
+        self._has_tokens_only = False
 
     def take_detail(
         self, stop_string: str | None, dropped_text: str, at_us: int = 0, inputs: bytes = b""
     ) -> TokenDetail:
         """Returns the data since the last call. `dropped_text`: all white space that no event has carried so far."""
+        if self._has_tokens_only and stop_string is None and len(dropped_text) == self._num_dropped:
+            detail = TokenDetail(tokens=self._tokens, at_us=at_us, inputs=inputs)
+            self._tokens = ()
+            return detail
         detail = TokenDetail(
             tokens=self._tokens,
             stop_string=stop_string,
@@ -88,6 +99,7 @@ class DetailCollector:
         self._tokens, self._prompt_detail, self._num_dropped = (), None, len(dropped_text)
         self._input_tokens = self._cached_tokens = 0
         self._logprobs.clear()
+        self._has_tokens_only = self._stop_id is None
         return detail
 
     def _score_token(self, entry: TokenLogprob, offset: int) -> ScoredToken:

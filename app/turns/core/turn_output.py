@@ -30,6 +30,7 @@ class TurnOutput:
     ) -> None:
         self.machine, self.reading, self.calls, self.end, self.figures = machine, reading, calls, end, figures
         self.events: list[Event] = []
+        self._changes_text = calls.rules is not None or bool(reading.stops.stops)
 
     @property
     def is_ended(self) -> bool:
@@ -43,7 +44,13 @@ class TurnOutput:
 
     def feed_all(self, segments: Sequence[Segment]) -> None:
         """Feeds what was read from the engine, until the round or the turn ends."""
+        machine, calls, end = self.machine, self.calls, self.end
         for segment in segments:
+            # Nearly all segments continue a text, which ends nothing.
+            continues_text = type(segment) is Say and machine.state is State.MESSAGE and not self._changes_text
+            if continues_text and not end.steer_requested and not calls.is_ignoring:
+                self.events += machine.feed(segment)
+                continue
             for released in self.reading.stops.filter_segment(segment):
                 self.feed_or_hold(released)
             self.check_limits()
