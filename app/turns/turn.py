@@ -20,8 +20,9 @@ from antiphon.app.turn_types.event_log import EventLog
 from antiphon.app.turn_types.turn_stats import TurnStats
 from antiphon.app.turns.compaction import STAGE_INTERVAL_S, CompactedTurn, CompactionJob
 from antiphon.app.turns.core import inputs as step_inputs
-from antiphon.app.turns.core.inputs import FailInput, to_token_input
+from antiphon.app.turns.core.inputs import to_token_input
 from antiphon.app.turns.core.turn_core import TurnCore
+from antiphon.app.turns.due_calls import DueCalls
 from antiphon.app.turns.jobs import end_task, wait_for_engine
 from antiphon.app.turns.media.resolver import NO_MEDIA
 from antiphon.app.turns.prompts.prompt_renderer import EmptySummaryError
@@ -33,9 +34,6 @@ from antiphon.engine.protocol import Chunk, Engine, EngineError, Job
 _logger = structlog.get_logger(__name__)
 
 BROKEN_MESSAGE = "The server had an error while processing the request."
-MAX_STORE_WAIT_S = 30.0
-"""Time for which a call of a tool waits until the store has it. It is never run before."""
-UNKEPT_MESSAGE = "The server could not store the call of a tool, so it did not run it."
 CANCELLED_BEFORE_START = EngineError("cancelled", "The request was cancelled before it started.")
 
 
@@ -73,7 +71,7 @@ class Turn:
         self._admitted = core.figures.round.is_admitted
         self._is_generating = False  # a job generates until its last chunk
         self._work: asyncio.Task[None] | None = None
-        self._tools: asyncio.Task[None] | None = None
+        self._calls = None if rounds is None else DueCalls(self.writer, rounds, self._cancel_work)
         self.task = asyncio.create_task(self._run_turn(), name=f"turn-{log.id}")
         """It never raises."""
 
@@ -132,8 +130,8 @@ class Turn:
             await wait_for_engine(self.engine, self.log.id)
         if self._compaction is not None:
             await self._compact(self._compaction)
-        if self._rounds is not None and self._rounds.tools.rules.approved and not self.core.is_ended:
-            await self._run_approved(self._rounds)
+        if self._rounds is not None and self._calls is not None and not self.core.is_ended:
+            await self._run_approved(self._rounds, self._calls)
         while not self.core.is_ended:
             await self._run_job(self._job)
             if self._rounds is not None and self.core.end.is_round_over:
@@ -141,13 +139,15 @@ class Turn:
             elif not self.core.is_ended:
                 raise RuntimeError("the engine returned without a last chunk that ended the turn")
 
-    async def _run_approved(self, rounds: RoundPlanner) -> None:
-        """Runs the calls that the client has approved, before the first job."""
+    async def _run_approved(self, rounds: RoundPlanner, calls: DueCalls) -> None:
+        """Runs the calls that the client has approved, if any, before the first job."""
+        if not rounds.tools.rules.approved:
+            return
         self.writer.apply(step_inputs.StartedInput())
         self._mark_started()
         for number in range(len(rounds.tools.rules.approved)):
             self.writer.apply(step_inputs.ApprovedInput(number))
-            await self._run_due_calls(rounds)
+            await calls.run()
             if self.core.is_ended:
                 return
         await self._prepare_round(rounds)
@@ -164,26 +164,6 @@ class Turn:
         self.writer.apply(step_inputs.RoundInput(following.prompt))
         self._job, self._admitted = following.job, False
 
-    async def _run_due_calls(self, rounds: RoundPlanner) -> None:
-        """Runs the call that is due, and those that follow it. Each runs once its arguments are stored."""
-        core = self.core
-        while (due := core.calls.due) is not None and not core.is_ended:
-            self.writer.write_events()
-            if not await self._is_kept():
-                self.writer.apply(FailInput("server_error", UNKEPT_MESSAGE, "store_unavailable"))
-                break
-            self.writer.apply(await rounds.run_call(core.figures.round, due))
-            self.writer.write_events()
-        self._stop_engine()
-
-    async def _is_kept(self) -> bool:
-        """Tells whether the store has all events, so that a call which a crash interrupts is never run again."""
-        try:
-            async with asyncio.timeout(MAX_STORE_WAIT_S):
-                return await self.log.wait_kept()
-        except TimeoutError:
-            return False
-
     async def _run_job(self, job: Job) -> None:
         job_times = self.stats.begin_job(time.monotonic())
         if self.stats.trace is not None:
@@ -195,13 +175,14 @@ class Turn:
             await asyncio.wait({work})
             if not work.cancelled():
                 work.result()
-            if self._tools is not None and not self.core.is_ended:
-                await self._tools
+            if self._calls is not None and not self.core.is_ended:
+                await self._calls.wait_ended()
         finally:
             queued.cancel()
             job_times.ended = time.monotonic()
-            for task in filter(None, (work, self._tools)):
-                await end_task(task)
+            await end_task(work)
+            if self._calls is not None:
+                await self._calls.stop()
 
     async def _compact(self, compaction: CompactionJob) -> None:
         """Generates the summary, and continues with the prompt that has it."""
@@ -245,7 +226,8 @@ class Turn:
             self.writer.apply(to_token_input(chunk))
             if not self.core.needs_no_more:
                 self.writer.write_events()
-            self._start_tools()
+            if self._calls is not None:
+                self._calls.start()
         self._stop_engine()
 
     def _stop_engine(self) -> None:
@@ -253,17 +235,9 @@ class Turn:
         if self._work is not None and self._is_generating and self.core.needs_no_more:
             self._work.cancel()
 
-    def _start_tools(self) -> None:
-        """Starts the call that is due, unless calls run. The engine continues meanwhile."""
-        if self._rounds is None or self.core.calls.due is None:
-            return
-        if self._tools is None or (self._tools.done() and self._tools.exception() is None):
-            self._tools = asyncio.create_task(self._run_due_calls(self._rounds), name=f"tools-{self.log.id}")
-            self._tools.add_done_callback(self._on_tools_end)
-
-    def _on_tools_end(self, tools: asyncio.Task[None]) -> None:
-        """Ends the engine's job if the calls have ended or broken the turn. A call that broke it is not run again."""
-        if self._work is not None and (tools.cancelled() or tools.exception() or self.core.is_ended):
+    def _cancel_work(self) -> None:
+        """Ends the engine's job: the calls beside it have ended or broken the turn."""
+        if self._work is not None:
             self._work.cancel()
 
     def _mark_started(self) -> None:
