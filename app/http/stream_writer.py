@@ -87,8 +87,8 @@ class _StreamPump:
         encoder = self._encoder
         for number, reader in enumerate(self._readers):
             # Also checked after the last chunk: if that has filled the sink, a task must drain it.
-            while not self._is_paused() and reader.has_entries and encoder.failure is None:
-                self._write_chunk(encoder.encode(number, reader.take_entries()))
+            while not self._is_paused() and encoder.failure is None and (entries := reader.take_entries()):
+                self._write_chunk(encoder.encode(number, entries))
         if encoder.failure is None:
             for reader in self._readers:
                 if not reader.at_end:

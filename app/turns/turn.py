@@ -220,15 +220,17 @@ class Turn:
             self.stats.admit_job(now, chunk.replica, chunk.attempt)
             self.writer.apply(step_inputs.AdmittedInput(chunk.cached_tokens, chunk.prompt_tokens))
             self._mark_started()
+            self._stop_engine()  # it may have been steered
         if chunk.tokens or chunk.finish or chunk.prompt_logprobs:
             if chunk.tokens:
                 self.stats.add_tokens(now)
             self.writer.apply(to_token_input(chunk))
-            if not self.core.needs_no_more:
+            if self.core.needs_no_more:
+                self._stop_engine()
+            else:
                 self.writer.write_events()
             if self._calls is not None:
                 self._calls.start()
-        self._stop_engine()
 
     def _stop_engine(self) -> None:
         """Ends the job if nothing more is needed of it. One that has sent its last chunk ends by itself."""
