@@ -189,7 +189,7 @@ class TurnRecord:
         log = self._log
         assert log is not None
         request, rounds = self.pack_parts()
-        entries = _encode([(entry.data, entry.detail, entry.journal) for entry in log.entries])
+        entries = _encode([(entry.data, entry.detail, entry.encode_journal()) for entry in log.entries])
         return PackedTurn(entries=compress(entries), request=request, rounds=rounds, head=self.pack_head())
 
     def finish_packing(self, packed: PackedTurn) -> None:

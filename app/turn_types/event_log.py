@@ -10,6 +10,7 @@ import contextlib
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from typing import TypeVar
 
+import msgspec
 from msgspec import Struct
 
 from antiphon.app.turn_types.blob_urls import NO_BLOBS, BlobContents
@@ -26,6 +27,7 @@ from antiphon.events.stream import LifecycleEvent, Terminal
 MAX_ENTRIES_PER_READ = 256
 """Maximum entries in one list, so that reading a long log from its start does not need memory for all of it."""
 T = TypeVar("T")
+_journal_encoder = msgspec.msgpack.Encoder()
 
 
 class LogDivergedError(Exception):
@@ -45,13 +47,22 @@ class LogEntry(Struct, frozen=True, gc=False):
     event: Event
     data: bytes
     detail: TokenDetail | None
-    journal: bytes = b""
-    """The inputs of the turn that gave the step: see `app.turns.continuation.journal`."""
+    journal: bytes | Sequence[Struct] = b""
+    """The inputs of the turn that gave the step, or their encoding: see `app.turns.continuation.journal`."""
 
     @classmethod
-    def from_event(cls, event: Event, detail: TokenDetail | None = None, journal: bytes = b"") -> "LogEntry":
+    def from_event(
+        cls, event: Event, detail: TokenDetail | None = None, journal: bytes | Sequence[Struct] = b""
+    ) -> "LogEntry":
         """Creates an entry; encodes the event."""
         return cls(event, sse.encode_event(event), detail, journal)
+
+    def encode_journal(self) -> bytes:
+        """Returns the encoded journal; empty if there is none. Any thread may call it."""
+        journal = self.journal
+        if isinstance(journal, bytes):
+            return journal
+        return _journal_encoder.encode(journal) if journal else b""
 
 
 def is_terminal(entries: Sequence[LogEntry]) -> bool:
@@ -130,7 +141,9 @@ class EventLog:
         """Number of entries that readers may see: all, unless a store withholds some until they are persisted."""
         return len(self.entries) if self._published_limit is None else self._published_limit
 
-    def append_step(self, events: Sequence[Event], detail: TokenDetail | None = None, journal: bytes = b"") -> None:
+    def append_step(
+        self, events: Sequence[Event], detail: TokenDetail | None = None, journal: bytes | Sequence[Struct] = b""
+    ) -> None:
         """Appends the events of one step and wakes the readers once. Drops them if the log is lost."""
         if not events or self.is_lost:
             return

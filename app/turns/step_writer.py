@@ -2,12 +2,12 @@
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from antiphon.app.turn_types.endings import Ending
 from antiphon.app.turn_types.event_log import EventLog
 from antiphon.app.turn_types.turn_stats import TurnStats
-from antiphon.app.turns.continuation.journal import encode_inputs
+from antiphon.app.turns.continuation.journal import prepare_inputs
 from antiphon.app.turns.core.inputs import CancelInput, FailInput, KeepaliveInput, StepInput
 from antiphon.app.turns.core.turn_core import TurnCore
 from antiphon.app.turns.turn_figures import finish_stats
@@ -51,8 +51,9 @@ class StepWriter:
                 finish_stats(self.stats, self.core, now)  # before the store writes the last step
                 self.release_answers()
             at_us = None if self.recorded_from is None else int((now - self.recorded_from) * 1e6)
-            journal = encode_inputs(self._inputs) if self.keeps_journal else b""
-            self._inputs.clear()
+            journal: Sequence[StepInput] = ()
+            if self.keeps_journal:
+                journal, self._inputs = prepare_inputs(self._inputs), []
             self.log.append_step(events, self.core.take_detail(at_us), journal)
 
     def finish(self) -> None:

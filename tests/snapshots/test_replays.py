@@ -17,13 +17,13 @@ from antiphon.app.inspection.recorder import TurnRecorder
 from antiphon.app.registry.model_registry import ModelRegistry
 from antiphon.app.turn_types.endings import Ending
 from antiphon.app.turn_types.event_log import EventLog, LogEntry
-from antiphon.app.turns.continuation.journal import encode_inputs
 from antiphon.app.turns.continuation.replay_check import UncheckableTurnError, check_replay
 from antiphon.app.turns.core.inputs import TokensInput
 from antiphon.events import stream as ev
 from antiphon.harmony.detection.detect import DIALECTS
 from antiphon.harmony.dialect import Dialect
 from tests.counts import FULL_COUNTS
+from tests.journals import encode_steps
 from tests.numbered_dice import repeat_dice
 from tests.progress import HANG_TIMEOUT_S
 from tests.snapshots.builtin_cases import BUILTIN_CASES, COMPACTION_CASES
@@ -178,7 +178,7 @@ async def test_turn_of_a_model_that_is_not_served_any_more_cannot_be_replayed() 
 
 async def test_damage_of_a_journal_is_found() -> None:
     record, models = await record_text_case()
-    other = encode_inputs([TokensInput((1,))])
+    other = encode_steps([TokensInput((1,))])
     for journal, subject in ((b"", ""), (b"\xc1", "journal"), (other, "delta")):
         log = record.open_log()
         last = log.entries[-1]

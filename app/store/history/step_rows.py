@@ -49,7 +49,7 @@ def encode_response(log: EventLog, writer: str) -> tuple[str, str, int, bytes, b
 
 def encode_entry(step: NewStep, entry: LogEntry) -> tuple[str, int, bytes, bytes | None, bytes | None]:
     """Returns the values of `EVENT_COLUMNS` for an entry."""
-    journal = entry.journal if step.keep_details or step.is_continuable else b""
+    journal = entry.encode_journal() if step.keep_details or step.is_continuable else b""
     detail = _detail_encoder.encode(entry.detail) if step.keep_details and entry.detail is not None else None
     return step.response_id, entry.event.sequence_number, entry.data, detail, journal or None
 

@@ -46,14 +46,18 @@ JournaledInput = (
     | step_inputs.FailInput
     | step_inputs.KeepaliveInput
 )
-_encoder = msgspec.msgpack.Encoder()  # JSON has no infinite log-probabilities
 _decoder = msgspec.msgpack.Decoder(list[JournaledInput])
 _result_decoder = msgspec.json.Decoder(ResultInput)
 
 
-def encode_inputs(inputs: Sequence[StepInput]) -> bytes:
-    """Returns the journal of a step: about 7 bytes for one token."""
-    return _encoder.encode([each if type(each) is TokensInput else _replace_parts(each) for each in inputs])
+def prepare_inputs(inputs: Sequence[StepInput]) -> Sequence[StepInput]:
+    """Returns the journal of a step, to be encoded as msgpack: JSON has no infinite log-probabilities.
+
+    It takes about 7 bytes for one token. What cannot be encoded, or is kept elsewhere, has marks in its place.
+    """
+    if len(inputs) == 1 and type(inputs[0]) is TokensInput:  # as in most steps
+        return inputs
+    return [each if type(each) is TokensInput else _replace_parts(each) for each in inputs]
 
 
 def decode_inputs(journal: bytes) -> Sequence[StepInput]:

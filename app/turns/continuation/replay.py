@@ -88,7 +88,7 @@ class CoreRebuild:
         """Applies the inputs of a stored step. Raises `ReplayError` if its events differ from the stored ones."""
         first = step[0].event.sequence_number
         try:
-            events = self._replay.apply_step(step[-1].journal)
+            events = self._replay.apply_step(step[-1].encode_journal())
         except (IllegalInput, ValueError) as error:
             raise ReplayError(f"the step at event {first} cannot be repeated: {error}") from error
         if events != [entry.data for entry in step]:

@@ -90,7 +90,7 @@ def check_replay(
         if not step[-1].journal:
             raise UncheckableTurnError("a step was kept without its journal")
         try:
-            replayed += replay.apply_step(step[-1].journal)
+            replayed += replay.apply_step(step[-1].encode_journal())
         except (IllegalInput, ValueError, RuntimeError, LookupError, TypeError) as error:
             return ReplayDifference(
                 position=step[-1].event.sequence_number,

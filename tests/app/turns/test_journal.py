@@ -12,13 +12,13 @@ from antiphon.app.turns.continuation.journal import (
     RoundMark,
     SummaryMark,
     decode_inputs,
-    encode_inputs,
 )
 from antiphon.app.turns.core import inputs as step_inputs
 from antiphon.app.turns.core.inputs import StepInput
 from antiphon.engine.protocol import Fault, TokenLogprob
 from antiphon.events.hosted import McpExecutionError, McpHttpError, McpProtocolError
 from antiphon.state.segments import CallResult, CodeResult, FileSearchResult, McpResult, WebSearchResult
+from tests.journals import encode_steps
 
 LARGEST = 2**63 - 1
 LOGPROBS = (TokenLogprob(1, -0.1, ((1, -0.1), (2, -math.inf))), TokenLogprob(LARGEST, -1e-300))
@@ -61,7 +61,7 @@ def test_every_kind_of_input_is_tried() -> None:
 def test_results_are_decoded_as_they_were() -> None:
     inputs: list[StepInput] = [step_inputs.ResultInput(each, "read", 7, 1234, SOURCES) for each in RESULTS]
     assert {type(each) for each in RESULTS} == {*get_args(CallResult)}
-    assert decode_inputs(encode_inputs(inputs)) == inputs
+    assert decode_inputs(encode_steps(inputs)) == inputs
 
 
 def test_prompts_are_left_out() -> None:
@@ -72,24 +72,24 @@ def test_prompts_are_left_out() -> None:
         step_inputs.RoundInput(prompt),
     ]
     marks = [SummaryMark("content", has_prompt=True), SummaryMark("content", has_prompt=False), RoundMark()]
-    assert decode_inputs(encode_inputs(inputs)) == marks
+    assert decode_inputs(encode_steps(inputs)) == marks
 
 
 def test_inputs_are_decoded_as_they_were() -> None:
     for inputs in (INPUTS, *([each] for each in INPUTS), []):
-        data = encode_inputs(inputs)
+        data = encode_steps(inputs)
         decoded = decode_inputs(data)
         assert decoded == inputs and [*map(type, decoded)] == [*map(type, inputs)]
-        assert encode_inputs(decoded) == data
+        assert encode_steps(decoded) == data
 
 
 def test_a_token_takes_few_bytes() -> None:
-    assert len(encode_inputs([step_inputs.TokensInput((65_535,))])) == 7
-    assert len(encode_inputs([step_inputs.TokensInput(tuple(range(60_000, 60_016)))])) < 4 * 16
+    assert len(encode_steps([step_inputs.TokensInput((65_535,))])) == 7
+    assert len(encode_steps([step_inputs.TokensInput(tuple(range(60_000, 60_016)))])) < 4 * 16
 
 
 def test_damaged_journal_is_refused() -> None:
-    data = encode_inputs(INPUTS)
+    data = encode_steps(INPUTS)
     for damaged in (b"", data[:-1], data + b"\x00", b"\xc1", b"\x91\x91\x63", b"\x91\x80"):
         with pytest.raises(ValueError, match="journal is unreadable"):
             decode_inputs(damaged)

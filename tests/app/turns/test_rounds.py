@@ -15,7 +15,6 @@ from antiphon.app.projections import responses as responses_projection
 from antiphon.app.requests.responses import request as responses
 from antiphon.app.store.sqlite.store import MemoryStore
 from antiphon.app.tools.call_rules import MAX_ROUNDS, CallRules
-from antiphon.app.turns.continuation.journal import encode_inputs
 from antiphon.app.turns.continuation.replay import JournalReplay
 from antiphon.app.turns.core.inputs import (
     AdmittedInput,
@@ -36,6 +35,7 @@ from antiphon.state.segments import McpResult
 from antiphon.state.table import State
 from tests.counts import FULL_COUNTS
 from tests.invariants import check_stream
+from tests.journals import encode_steps
 from tests.numbered_dice import NumberedDice
 from tests.progress import HANG_TIMEOUT_S
 from tests.snapshots.captured_orders import check_item_orders
@@ -165,7 +165,7 @@ async def test_neither_chunks_nor_the_time_of_results_change_a_round(case: Round
 async def test_repeated_round_has_the_calls_before_it_for_citations() -> None:
     opened = await RoundCore(RoundCase("one call", CAFE)).open()
     core = opened.create_core()
-    journal = encode_inputs(
+    journal = encode_steps(
         [
             AdmittedInput(),
             TokensInput(tuple(opened.tokens)),
