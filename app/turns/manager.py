@@ -4,7 +4,6 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from secrets import token_bytes
 
 from antiphon.app.errors import storage_unavailable
 from antiphon.app.inspection.recorder import TurnRecorder
@@ -12,13 +11,11 @@ from antiphon.app.keys.key_checks import refuse_key
 from antiphon.app.options.api_keys import ApiKey
 from antiphon.app.options.settings import DEFAULT_SETTINGS
 from antiphon.app.registry.model_registry import ServedModel
-from antiphon.app.requests.constraints import name_grammar_field
 from antiphon.app.requests.turn_spec import TurnSpec
 from antiphon.app.store.store import ResponseStore
 from antiphon.app.tools.approved_calls import AnswerClaim
 from antiphon.app.tools.tool_host import ToolHost, create_tool_host
 from antiphon.app.tracing.tracer import Tracer
-from antiphon.app.turn_types.blob_urls import NO_BLOBS
 from antiphon.app.turn_types.encryption import Sealer
 from antiphon.app.turn_types.endings import Cause
 from antiphon.app.turn_types.event_log import EventLog
@@ -26,25 +23,20 @@ from antiphon.app.turn_types.ids import new_id
 from antiphon.app.turn_types.turn_stats import NO_ORIGIN, TurnOrigin, TurnStats, TurnTimes, create_stats
 from antiphon.app.turns import turn_groups
 from antiphon.app.turns.capacity import TurnCapacity, TurnSlot
-from antiphon.app.turns.compaction import plan_compaction
 from antiphon.app.turns.continuation.continuer import TurnContinuer
-from antiphon.app.turns.continuation.replay import CoreRebuild
 from antiphon.app.turns.continuation.stored_turn import ContinuableTurn
-from antiphon.app.turns.core.dice import DICE_KEY_BYTES, TurnDice
-from antiphon.app.turns.core.turn_core import TurnCore
-from antiphon.app.turns.jobs import build_job
+from antiphon.app.turns.core.dice import TurnDice
 from antiphon.app.turns.media.resolver import MediaResolver
-from antiphon.app.turns.prompts.preparation import Choice, TurnPreparer
+from antiphon.app.turns.prompts.preparation import TurnPreparer
 from antiphon.app.turns.prompts.prompt_renderer import PromptRenderer
-from antiphon.app.turns.rounds import RoundPlanner
 from antiphon.app.turns.stored_history import identify_turn
 from antiphon.app.turns.timeouts import TurnTimeouts
 from antiphon.app.turns.turn import Turn
-from antiphon.app.turns.turn_descriptions import TurnTracing, create_record, describe_finished
+from antiphon.app.turns.turn_descriptions import TurnTracing, describe_finished
+from antiphon.app.turns.turn_factory import TurnFactory
 from antiphon.app.turns.turn_groups import Preparations, abort_turns, end_turns
 from antiphon.app.usage.meter import UsageMeter
 from antiphon.engine.protocol import Engine
-from antiphon.events.inputs import AnyInput
 from antiphon.state.drafts import OutputSettings
 from antiphon.state.ids import NewId
 
@@ -74,9 +66,7 @@ class TurnManager:
         self.store, self.sealer = store, sealer or Sealer()
         self._capacity, self._report_end, self.recorder = capacity, on_turn_end, recorder
         self._tracing = TurnTracing(tracer)
-        self.clock, self._new_id, self._dice = clock, new_id, dice
-        self._output_settings = output_settings
-        self._timeouts = timeouts
+        self.clock, self._new_id = clock, new_id
         self._renderer = PromptRenderer(timeouts.render_cpu_limit_s)
         tool_host = tool_host or create_tool_host(DEFAULT_SETTINGS, self.sealer, new_id)
         media = media or MediaResolver(store, DEFAULT_SETTINGS)
@@ -86,6 +76,14 @@ class TurnManager:
         self._last_turns: list[Turn] = []
         """Turns that have run since the shutdown began."""
         self.continuer = TurnContinuer(store, self.resume_turn)
+        self._factory = TurnFactory(
+            *(self._renderer, self.continuer, self._tracing, recorder),
+            clock=clock,
+            dice=dice,
+            settings=output_settings,
+            timeouts=timeouts,
+            sealer=self.sealer,
+        )
         self._shutting_down = False
         store.on_cancel_request(self.cancel_turn)
 
@@ -157,7 +155,8 @@ class TurnManager:
                 stats = create_stats(each.base_response, origin, times, self.clock())
                 stats.trace = self._tracing.begin(origin, background=bool(each.base_response.background))
                 stats.counts_input, stats.counts_request = choice.number == 0, not turns
-                turn = self._create_turn(model, choice, each, stored_input, slot, stats, origin)
+                turn = self._factory.create_turn(model, choice, each, stored_input, stats, origin)
+                self._track_turn(model, turn, slot)
                 turn.writer.release_answers = partial(claim.release_failed, turn.log, each.answers, choice.tools)
                 turns.append(turn)
                 if choice.number == 0:
@@ -227,56 +226,6 @@ class TurnManager:
             await self.recorder.close()
         await turn_groups.wait_published(self._last_turns)
 
-    def _create_turn(
-        self,
-        model: ServedModel,
-        choice: Choice,
-        spec: TurnSpec,
-        input_items: tuple[AnyInput, ...],
-        slot: TurnSlot,
-        stats: TurnStats,
-        origin: TurnOrigin,
-    ) -> Turn:
-        base_response, prompt, tools, media = spec.base_response, choice.prompt, choice.tools, choice.media
-        job = build_job(model, spec, prompt, choice.number, input_items)
-        dice_key, settings = token_bytes(DICE_KEY_BYTES), self._output_settings
-        continuation = self.continuer.store_turn(model, spec, prompt, job, settings, dice_key, origin.key.id)
-        core = TurnCore(
-            spec.build_rules(),
-            prompt,
-            base_response,
-            dice=self._dice(dice_key),
-            clock=lambda: int(self.clock()),
-            settings=settings,
-            seal=partial(self.sealer.seal, prompt.owner),
-            calls=None if tools is None else tools.rules,
-        )
-        turn = Turn(
-            EventLog(
-                base_response,
-                prompt.owner,
-                input_items,
-                keeps_details=spec.stored_chat is not None,
-                blobs=media.blobs if base_response.store else NO_BLOBS,
-                continuation=continuation,
-            ),
-            core,
-            stats,
-            model.engine,
-            job,
-            self._timeouts,
-            name_grammar_field(spec.constraints),
-            plan_compaction(model, spec, input_items, prompt, self._renderer),
-            None if tools is None else RoundPlanner(model, spec, self._renderer, tools, job, choice.results),
-        )
-        turn.media = media
-        self._tracing.connect(turn, tools, model, spec, origin)
-        if self.recorder is not None:
-            record = create_record(turn, settings, job, origin, prompt, dice_key)
-            self.recorder.begin(record, turn.log)
-        self._track_turn(model, turn, slot)
-        return turn
-
     def _track_turn(self, model: ServedModel, turn: Turn, slot: TurnSlot) -> None:
         self._running[turn.log.id] = turn
         if self._shutting_down:
@@ -291,15 +240,11 @@ class TurnManager:
         base, owner, now = log.base_response, log.owner, time.monotonic()
         key = self._meter.find_worker(owner, stored.key_id, model.names[0]) or ApiKey(digest=b"", owner=owner)
         stats = create_stats(base, TurnOrigin(key=key), TurnTimes(parsed=now), float(base.created_at))
-        seal = partial(self.sealer.seal, owner)
-        dice = self._dice(stored.head.dice_key)
-        rebuilt = CoreRebuild(stored, log, model.format, dice=dice, clock=self.clock, seal=seal)
+        rebuilt = self._factory.prepare_rebuild(model, stored, log)
         await asyncio.to_thread(rebuilt.replay)
-        job = rebuilt.continue_job()
-        slot = await self._capacity.wait_slot(model.engine, job.priority)
+        slot = await self._capacity.wait_slot(model.engine, stored.job.priority)
         self.store.adopt_log(log)
-        turn = Turn(log, rebuilt.core, stats, model.engine, job, self._timeouts)
-        turn.is_continued = True
+        turn = self._factory.continue_turn(model, rebuilt, log, stats)
         turn.writer.release_answers = partial(AnswerClaim(self.store, owner).release_failed, log, stored.answers, None)
         turn.stats.trace = self._tracing.begin(NO_ORIGIN, background=True)
         self._track_turn(model, turn, slot)

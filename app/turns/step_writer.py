@@ -9,9 +9,10 @@ from antiphon.app.turn_types.event_log import EventLog
 from antiphon.app.turn_types.turn_stats import TurnStats
 from antiphon.app.turns.continuation.journal import prepare_inputs
 from antiphon.app.turns.core.inputs import CancelInput, FailInput, KeepaliveInput, StepInput
+from antiphon.app.turns.core.rounds import list_called_tools
 from antiphon.app.turns.core.turn_core import TurnCore
-from antiphon.app.turns.turn_figures import finish_stats
 from antiphon.events.base import Event
+from antiphon.state.table import State
 
 SHUTTING_DOWN_MESSAGE = "The server is shutting down. Retry the request."
 
@@ -48,7 +49,7 @@ class StepWriter:
             if self.stats.trace is not None and self.stats.trace.ids.is_sampled:
                 self.stats.trace.note_events(events, now, self.core.figures.num_generated_tokens)
             if self.core.is_ended:
-                finish_stats(self.stats, self.core, now)  # before the store writes the last step
+                _finish_stats(self.stats, self.core, now)  # before the store writes the last step
                 self.release_answers()
             at_us = None if self.recorded_from is None else int((now - self.recorded_from) * 1e6)
             journal: Sequence[StepInput] = ()
@@ -59,7 +60,7 @@ class StepWriter:
     def finish(self) -> None:
         """Writes the last events, and completes the figures."""
         self.write_events()
-        finish_stats(self.stats, self.core, time.monotonic())
+        _finish_stats(self.stats, self.core, time.monotonic())
 
     def fail(self, code: str, message: str, ending: Ending) -> None:
         """Ends the turn as failed, unless it has ended; without an event if it has none: the reply is an HTTP error."""
@@ -97,3 +98,20 @@ class StepWriter:
         self.core.end.conclude(ending)
         if not self.log.entries:  # a log with events ends with a terminal one
             self._unwritten.clear()
+
+
+def _finish_stats(stats: TurnStats, core: TurnCore, now: float) -> None:
+    """Sets what is known once the turn has ended. `now` is that time; further calls change nothing."""
+    if stats.times.ended is not None:
+        return
+    response = core.machine.response
+    stats.ending, stats.times.ended = core.end.ending, now
+    stats.status = "refused" if core.machine.state is State.NEW else str(response.status)
+    if stats.status == "refused":  # the engine never had it
+        return
+    usage = core.figures.build_usage()
+    stats.input_tokens, stats.output_tokens = usage.input_tokens, usage.output_tokens
+    stats.cached_tokens = usage.input_tokens_details.cached_tokens
+    stats.reasoning_tokens = usage.output_tokens_details.reasoning_tokens
+    stats.error_code = "" if response.error is None else response.error.code
+    stats.tools = list_called_tools(core.machine.output)

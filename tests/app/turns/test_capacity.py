@@ -15,6 +15,7 @@ from antiphon.app.turns.core.turn_output import TurnOutput
 from antiphon.app.turns.manager import TurnManager
 from antiphon.app.turns.prompts.prompt_renderer import PromptRenderer
 from antiphon.app.turns.turn import Turn
+from antiphon.app.turns.turn_factory import TurnFactory
 from antiphon.engine.protocol import BATCH_PRIORITY, Engine
 from antiphon.engine.scripted.engine import ScriptedEngine
 from tests.app.requests.request_builders import read_responses_spec
@@ -76,8 +77,8 @@ def test_check_any_raises_only_if_all_engines_are_full() -> None:
 
 FAILING_STEPS = [
     (PromptRenderer, "render_and_check", 0),
-    (TurnManager, "_create_turn", 0),
-    (TurnManager, "_create_turn", 2),
+    (TurnFactory, "create_turn", 0),
+    (TurnFactory, "create_turn", 2),
     (Turn, "__init__", 1),
     (TurnCore, "_begin", 0),
     (TurnCore, "_begin", 1),

@@ -12,7 +12,7 @@ from antiphon.app.turn_types.event_log import EventLog
 from antiphon.app.turn_types.turn_prompt import TurnPrompt
 from antiphon.app.turns.continuation import stored_turn
 from antiphon.app.turns.continuation.replay import CoreRebuild, split_steps
-from antiphon.app.turns.manager import TurnManager
+from antiphon.app.turns.turn_factory import TurnFactory
 from antiphon.engine.protocol import Job, Sampling
 from antiphon.events.response import Response
 from antiphon.harmony.format import PromptInput
@@ -37,17 +37,17 @@ REPLAYED = [
 async def run_recorded(case: Case, monkeypatch: pytest.MonkeyPatch) -> tuple[EventLog, list[bytes]]:
     """Runs a case. Returns its log, and the turn as it would be stored, if it can continue elsewhere."""
     stored: list[bytes] = []
-    create = TurnManager._create_turn
+    create = TurnFactory.create_turn
 
-    def create_recorded(self: TurnManager, model: Any, choice: Any, spec: Any, *parts: Any) -> Any:
+    def create_recorded(self: TurnFactory, model: Any, choice: Any, spec: Any, *parts: Any) -> Any:
         turn = create(self, model, choice, spec, *parts)
         turn.writer.keeps_journal = True
         response = msgspec.structs.replace(spec.base_response, background=True, store=True)
         if stored_turn.can_continue(msgspec.structs.replace(spec, base_response=response), choice.prompt):
-            stored.append(stored_turn.encode_turn(spec, choice.prompt, turn._job, self._output_settings, b""))
+            stored.append(stored_turn.encode_turn(spec, choice.prompt, turn._job, self.settings, b""))
         return turn
 
-    monkeypatch.setattr(TurnManager, "_create_turn", create_recorded)
+    monkeypatch.setattr(TurnFactory, "create_turn", create_recorded)
     result = await run_case.read_responses(case)
     assert result.log is not None
     return result.log, stored
