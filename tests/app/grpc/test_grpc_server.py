@@ -64,6 +64,10 @@ def test_abort_reaches_requests_of_the_same_key_only() -> None:
         call = client.call(GENERATE, STALL | {"requestId": "r"}, key="sk-one")
         next(call)
         client.call(f"{SERVICE}/Abort", {"requestIds": ["r"]}, key="sk-two")
+        own = client.call(GENERATE, STALL | {"requestId": "r"}, key="sk-two")
+        next(own)
+        client.call(f"{SERVICE}/Abort", {"requestIds": ["r"]}, key="sk-two")
+        assert list(own)[-1].complete.finish_reason == "abort"
         assert server.engine.stats().running == 1
         client.call(f"{SERVICE}/Abort", {"requestIds": ["r"]}, key="sk-one")
         assert list(call)[-1].complete.finish_reason == "abort"
