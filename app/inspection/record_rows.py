@@ -105,6 +105,7 @@ def unpack_record(log: EventLog, stats: TurnStats, row: RecordRow) -> TurnRecord
             turn.excerpt,
         )
         record.read_request()
+        record.read_head()
     except (msgspec.DecodeError, zstandard.ZstdError) as error:
         raise UnreadableRecordError(str(error)) from None
     return record

@@ -203,6 +203,8 @@ def encode_head(head: TurnHead) -> bytes:
 def decode_head(data: bytes) -> TurnHead:
     """Returns the head in bytes. Raises `ValueError`."""
     try:
-        return _decoder.decode(data)
+        head = _decoder.decode(data)
+        head.restore_input()
     except msgspec.MsgspecError as error:
         raise ValueError(f"the head of the turn is unreadable: {error}") from None
+    return head

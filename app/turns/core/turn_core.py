@@ -85,7 +85,7 @@ class TurnCore:
     @property
     def needs_no_more(self) -> bool:
         """True once no further token of the engine's job is needed."""
-        return self.machine.is_ended or self.end.round_end is not None
+        return self._output.needs_no_more
 
     def apply(self, step: StepInput) -> list[Event]:
         """Applies an input and returns its events. An input that means nothing any more has none."""

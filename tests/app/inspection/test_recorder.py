@@ -6,16 +6,20 @@ import json
 from array import array
 from typing import Any
 
+import msgspec
 import pytest
 
 from antiphon.app.errors import ApiError
-from antiphon.app.inspection.prompt_blocks import BLOCK_IDS, SharedBlocks, join_blocks, split_prompt
+from antiphon.app.inspection.prompt_blocks import BLOCK_IDS, SharedBlocks, compress, join_blocks, split_prompt
 from antiphon.app.inspection.record import MAX_REQUEST_BYTES, TurnRecord, find_restored
+from antiphon.app.inspection.record_rows import UnreadableRecordError, unpack_record
 from antiphon.app.inspection.recorder import TurnRecorder
 from antiphon.app.requests.responses.request import read_responses_request
+from antiphon.app.turn_types.continuation import RecordRow
 from antiphon.app.turn_types.event_log import EventLog
-from antiphon.app.turn_types.turn_stats import TurnOrigin
+from antiphon.app.turn_types.turn_stats import TurnOrigin, TurnStats
 from antiphon.app.turns.manager import TurnManager
+from antiphon.events.response import Response
 from antiphon.state.table import CELLS, Input, State
 from tests.progress import HANG_TIMEOUT_S
 from tests.serving import scripted_registry
@@ -186,3 +190,11 @@ async def test_turns_that_end_after_the_recorder_are_not_recorded() -> None:
     late = await turns.run_turn()
     assert late.response.status == "completed" and turns.recorder.find("", late.id) is None
     assert turns.recorder.num_packing == 0
+
+
+@pytest.mark.parametrize(("request_part", "head"), [(b"damaged", compress(b"")), (compress(b"{}"), b"damaged")])
+def test_row_whose_parts_are_damaged_is_unreadable(request_part: bytes, head: bytes) -> None:
+    row = RecordRow(msgspec.msgpack.encode(["hermes", request_part, [], "", head]), ())
+    log = EventLog(Response(id="resp_1", created_at=1, model="m", status="in_progress"), "")
+    with pytest.raises(UnreadableRecordError):
+        unpack_record(log, TurnStats(response_id="resp_1", model="m"), row)
