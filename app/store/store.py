@@ -122,7 +122,7 @@ class ResponseStore:
     def adopt_log(self, log: EventLog) -> None:
         """Stores the further steps of a log that another process began."""
         self._logs.adopt(log)
-        log.on_append = self._write_entries
+        log.on_append = self._logs.note_output(self._write_entries)
         log.mark_kept(len(log.entries))
         log.withhold(len(log.entries))
 

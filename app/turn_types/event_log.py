@@ -22,7 +22,7 @@ from antiphon.events.base import Event
 from antiphon.events.hosted_events import ToolRunBegun
 from antiphon.events.inputs import AnyInput
 from antiphon.events.response import ConversationRef, Response
-from antiphon.events.stream import LifecycleEvent, Terminal
+from antiphon.events.stream import ItemAdded, ItemDone, LifecycleEvent, Terminal
 
 MAX_ENTRIES_PER_READ = 256
 """Maximum entries in one list, so that reading a long log from its start does not need memory for all of it."""
@@ -73,6 +73,12 @@ def is_terminal(entries: Sequence[LogEntry]) -> bool:
 def begins_tool_run(entries: Sequence[LogEntry]) -> bool:
     """Tells whether one of these entries says that the server is about to run a tool."""
     return any(isinstance(entry.event, ToolRunBegun) for entry in entries)
+
+
+def has_output(entries: Sequence[LogEntry]) -> bool:
+    """Tells whether one of these entries has output of the turn. A stage that is repeated has none."""
+    events = [entry.event for entry in entries]
+    return any(isinstance(event, ItemAdded | ItemDone) or hasattr(event, "delta") for event in events)
 
 
 class EventLog:

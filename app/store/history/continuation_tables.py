@@ -7,11 +7,11 @@ from antiphon.app.store.sql_connection import SqlConnection
 from antiphon.app.turn_types.continuation import Continuation
 
 MAX_CONTINUATIONS = 3
-"""Number of processes that may continue a response: one that ends all of them is given up."""
+"""Number of processes in a row that may continue a response without more output: one that ends all is given up."""
 
 
 class StoredContinuation(NamedTuple):
-    """A row: `position` grows with the responses' arrival, `attempts` counts processes that tried to continue it."""
+    """A row: `position` grows with the responses' arrival, `attempts` counts processes since its last output."""
 
     content: Continuation
     position: int
@@ -42,6 +42,10 @@ class ContinuationTables:
     def count_attempt(self, response_id: str) -> None:
         """Records that a process continues a response."""
         self._connection.execute("UPDATE continuations SET attempts = attempts + 1 WHERE response = ?", (response_id,))
+
+    def clear_attempts(self, response_id: str) -> None:
+        """Records that the process that continues a response has stored more of it."""
+        self._connection.execute("UPDATE continuations SET attempts = 0 WHERE response = ?", (response_id,))
 
     def delete(self, ids: Sequence[str]) -> None:
         """Deletes the rows of responses that have ended."""

@@ -21,7 +21,7 @@ from antiphon.app.store.history.event_tables import StoredNews
 from antiphon.app.store.history.recent_logs import RecentLogs
 from antiphon.app.store.writing.write_ops import AppendEvents, OpQueue, StoreChange, WriteOp
 from antiphon.app.turn_types.blob_urls import NO_BLOBS
-from antiphon.app.turn_types.event_log import EventLog, LogEntry, is_terminal
+from antiphon.app.turn_types.event_log import EventLog, LogEntry, has_output, is_terminal
 from antiphon.state.recovery import failure_events
 
 P = ParamSpec("P")
@@ -84,6 +84,17 @@ class TrackedLogs:
         """
         self.live[log.owner, log.id] = log
         self._persisted.add(log.id)
+
+    def note_output(self, write: Callable[[EventLog, int], None]) -> Callable[[EventLog, int], None]:
+        """Returns `write` for an adopted log, whose first output ends the count of processes that gave it none."""
+
+        def write_first(log: EventLog, first: int) -> None:
+            write(log, first)
+            if has_output(log.entries[first:]):
+                log.on_append = write
+                self.enqueue_change(lambda database: database.continuations.clear_attempts(log.id))
+
+        return write_first
 
     def list_running(self, owner: str) -> list[EventLog]:
         """Returns the owner's logs that are not, or not completely, in the database, latest first."""

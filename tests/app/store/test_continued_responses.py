@@ -175,6 +175,20 @@ async def test_response_that_ends_its_servers_is_given_up(place: StorePlace) -> 
     assert events[-1]["response"]["error"]["code"] == RESTARTED_CODE
 
 
+async def test_response_with_more_output_after_each_death_goes_on(place: StorePlace) -> None:
+    async with run_context(place, delay=0.03) as context:
+        log = await start_turn(context)
+        await wait_for_entries(log, 6)
+    for _ in range(5):
+        async with run_context(place, delay=0.03) as context:
+            read = await context.store.read_log("", log.id)
+            assert read is not None
+            await wait_for_entries(read, len(read.entries) + 2)
+    async with run_context(place) as last:
+        events = await read_end(last, log.id)
+    assert text_of(events) == TEXT
+
+
 async def test_damaged_event_ends_the_response_as_failed(place: StorePlace, capfd: pytest.CaptureFixture[str]) -> None:
     async with run_context(place) as first:
         log = await start_turn(first)
