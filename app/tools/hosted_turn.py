@@ -1,11 +1,20 @@
 """Runs the calls of one turn, and knows which of the calls that the client has approved have begun."""
 
 import asyncio
+from collections.abc import Sequence
 
 from msgspec import Struct
 
 from antiphon.app.tools.call_rules import CallRules
-from antiphon.app.tools.runners import CallOutcome, Runners, ShortenOutput, fail_invented_call
+from antiphon.app.tools.runners import (
+    CallOutcome,
+    Runners,
+    SandboxedCodeRunner,
+    ShortenOutput,
+    WebSearchRunner,
+    fail_invented_call,
+)
+from antiphon.app.tools.stored_tools import StoredTools
 from antiphon.app.turn_types.tracing.turn_trace import TurnTrace
 from antiphon.state.segments import Call, HostedToolKind, McpResult
 
@@ -21,14 +30,29 @@ class HostedTurn:
     """Runs the calls of one turn. `rules` say what its events depend on.
 
     `allowed_later` has the model names of the tools that may be called once a required call was made; None for all.
+    `stored` is what another process needs to run its calls.
     """
 
-    def __init__(self, *, runners: Runners, rules: CallRules, allowed_later: frozenset[str] | None = None) -> None:
-        self._runners, self.rules, self.allowed_later = runners, rules, allowed_later
+    def __init__(
+        self,
+        *,
+        runners: Runners,
+        rules: CallRules,
+        allowed_later: frozenset[str] | None = None,
+        stored: StoredTools | None = None,
+    ) -> None:
+        self._runners, self.rules, self.allowed_later, self.stored = runners, rules, allowed_later, stored
         self.trace: TurnTrace | None = None
         """Trace of the turn, to which its calls belong; None if nothing is traced."""
         self.run_approvals: set[str] = set()
         """Ids of the requests for approval whose calls have begun to run."""
+
+    def resume(self, calls: Sequence[Call]) -> None:
+        """Continues after calls that another process has run."""
+        self.run_approvals.update(filter(None, (call.approval_request_id for call in calls)))
+        for kind, runner in self._runners.items():
+            if isinstance(runner, WebSearchRunner | SandboxedCodeRunner):
+                runner.resume(sum(call.kind == kind for call in calls))
 
     async def run_call(self, call: Call, arguments: str, shorten_output: ShortenOutput) -> FinishedCall:
         """Runs a call. A failure is an outcome, too: the model reads it, and the turn continues."""

@@ -9,7 +9,7 @@ from antiphon.app.requests.hosted_tools import HostedToolsRequest
 from antiphon.app.requests.tool_choice import build_table, read_tool_choice
 from antiphon.app.requests.tools import RequestTool, RequestTools
 from antiphon.app.requests.turn_spec import TurnSpec
-from antiphon.app.tools.tool_search import DeferredUnit, ToolSearch, describe_search, find_loaded_keys
+from antiphon.app.tools.tool_search import DeferredUnit, SearchUnit, ToolSearch, describe_search, find_loaded_keys
 from antiphon.harmony.tools import HostedTool, ToolKey, list_keys
 
 PlacedTool = tuple[RequestTool | HostedTool, str]
@@ -47,7 +47,7 @@ async def offer_tools(
     search = None
     if units:
         all_tools = build_table(structs.replace(tools, hidden=frozenset()), single_call=request.single_call)
-        search = ToolSearch(units, all_tools, tools.hidden)
+        search = ToolSearch([SearchUnit.of(unit) for unit in units], all_tools, tools.hidden)
     sent = request.tool_choice
     is_list = isinstance(sent, Mapping) and sent.get("type") == "allowed_tools"
     return ToolOffer(

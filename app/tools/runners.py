@@ -27,6 +27,7 @@ INVALID_PARAMS = -32602
 """Code of JSON-RPC for arguments that a method does not take."""
 NO_OBJECT = "The arguments are not a JSON object, so the tool was not called."
 NO_USE_LEFT = f"{FAILURE_PREFIX}no more web searches are allowed. Answer with what you have."
+LOST_VARIABLES = "[The server was restarted: the variables of earlier code are gone.]\n"
 OPEN_PAGE = "open_page"
 """Name of the tool that reads a page. Its calls are items of a web search."""
 
@@ -81,6 +82,31 @@ def fail_invented_call(call: Call) -> CallOutcome:
     return CallOutcome(McpResult(error=error), convert_error(error).text)
 
 
+def fail_call(call: Call, arguments: str, message: str) -> CallOutcome:
+    """Returns the outcome of a call that has failed for this reason, without a result of its tool."""
+    if call.kind == "mcp":
+        error = McpExecutionError(content=[{"type": "text", "text": message}])
+        return CallOutcome(McpResult(error=error), convert_error(error).text)
+    output = f"{FAILURE_PREFIX}{message}"
+    if call.kind == "code_interpreter":
+        return CallOutcome(CodeResult(output, is_failed=True), output)
+    parsed = parse_arguments(arguments) or {}
+    if call.kind == "file_search":
+        return CallOutcome(FileSearchResult(_list_queries(parsed), is_failed=True), output)
+    return CallOutcome(WebSearchResult(_describe_action(call, parsed), is_failed=True), output)
+
+
+class UnavailableRunner:
+    """Fails the calls of a tool that cannot be used any more."""
+
+    def __init__(self, reason: str) -> None:
+        self._reason = reason
+
+    async def run_call(self, call: Call, arguments: str, shorten_output: ShortenOutput) -> CallOutcome:  # noqa: ARG002  # no tool runs
+        """Returns the failure."""
+        return fail_call(call, arguments, self._reason)
+
+
 class McpRunner:
     """Runs calls of tools of MCP servers."""
 
@@ -129,15 +155,16 @@ class WebSearchRunner:
         self._call_tool, self._search, self._open_page = call_tool, search, open_page
         self._max_uses, self._num_uses = max_uses, 0
 
+    def resume(self, num_calls: int) -> None:
+        """Counts calls that another process has run."""
+        self._num_uses += num_calls
+
     async def run_call(self, call: Call, arguments: str, shorten_output: ShortenOutput) -> CallOutcome:
         """Returns the outcome, also of a failed call."""
         parsed, is_page = parse_arguments(arguments) or {}, call.name == OPEN_PAGE
         target = self._open_page if is_page and self._open_page is not None else self._search
-        subject = parsed.get("url" if is_page else "query")
-        subject = subject if isinstance(subject, str) else ""
-        action: dict[str, Any] = {"type": "search", "query": subject}
-        if is_page:
-            action = {"type": "open_page", "url": subject}
+        action = _describe_action(call, parsed)
+        subject = str(action["url" if is_page else "query"])
         if not subject:
             return CallOutcome(WebSearchResult(action, is_failed=True), f"{FAILURE_PREFIX}it names no query or page.")
         if self._num_uses == self._max_uses:
@@ -161,11 +188,16 @@ class SandboxedCodeRunner:
 
     def __init__(self, runner: CodeRunner, owner: str, *, may_create: bool) -> None:
         self._runner, self._owner, self._may_create = runner, owner, may_create
+        self._note = ""
+
+    def resume(self, num_calls: int) -> None:
+        """Tells in the next output that the variables of calls in another process are gone."""
+        self._note = LOST_VARIABLES if num_calls else ""
 
     async def run_call(self, call: Call, arguments: str, shorten_output: ShortenOutput) -> CallOutcome:
         """Returns what the code printed. `arguments` is the code."""
         outcome = await self._runner.run(self._owner, call.container_id, arguments, may_create=self._may_create)
-        output = await shorten_output(outcome.as_text())
+        output, self._note = await shorten_output(self._note + outcome.as_text()), ""
         return CallOutcome(CodeResult(output, is_failed=outcome.error is not None), output)
 
 
@@ -200,9 +232,7 @@ class FileSearchRunner:
     async def run_call(self, call: Call, arguments: str, shorten_output: ShortenOutput) -> CallOutcome:  # noqa: ARG002  # its arguments are all
         """Returns the passages that were found."""
         parsed = parse_arguments(arguments) or {}
-        sent = parsed.get("queries") or parsed.get("query")
-        listed = sent if isinstance(sent, list) else [sent]
-        queries = tuple(query for query in listed if isinstance(query, str) and query)
+        queries = _list_queries(parsed)
         if not queries:
             return CallOutcome(FileSearchResult((), is_failed=True), f"{FAILURE_PREFIX}it has no query.")
         try:
@@ -213,3 +243,18 @@ class FileSearchRunner:
             return CallOutcome(FileSearchResult(queries, is_failed=True), f"{FAILURE_PREFIX}{error}")
         results = tuple(msgspec.to_builtins(each) for each in found)
         return CallOutcome(FileSearchResult(queries, results), await shorten_output(results_as_text(found)))
+
+
+def _describe_action(call: Call, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what a web search does: a search, or a page that it opens."""
+    is_page = call.name == OPEN_PAGE
+    subject = arguments.get("url" if is_page else "query")
+    subject = subject if isinstance(subject, str) else ""
+    return {"type": "open_page", "url": subject} if is_page else {"type": "search", "query": subject}
+
+
+def _list_queries(arguments: Mapping[str, Any]) -> tuple[str, ...]:
+    """Returns the queries of a search in files."""
+    sent = arguments.get("queries") or arguments.get("query")
+    listed = sent if isinstance(sent, list) else [sent]
+    return tuple(query for query in listed if isinstance(query, str) and query)

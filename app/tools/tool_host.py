@@ -31,6 +31,13 @@ from antiphon.app.tools.measured_calls import MeasuredCalls, ReportCall, ignore_
 from antiphon.app.tools.offer import PlacedTool, offer_tools
 from antiphon.app.tools.runners import McpRunner, ToolRunner
 from antiphon.app.tools.search.citations import SourceList
+from antiphon.app.tools.stored_tools import (
+    NO_CREDENTIALS,
+    ReopenedTools,
+    StoredTools,
+    add_unavailable,
+    refuse_calls,
+)
 from antiphon.app.tools.tool_search import DeferredUnit, defer_client_tool, defer_server
 from antiphon.app.turn_types.encryption import Sealer
 from antiphon.app.turn_types.tool_rules import needs_approval
@@ -150,8 +157,39 @@ class ToolHost:
                 sources=next((each.sources for each in hosted if each.sources.sources), SourceList()),
             ),
             allowed_later=offer.allowed_later,
+            stored=StoredTools.of(request, now, offer),
         )
         return spec, turn
+
+    async def reopen_tools(self, stored: StoredTools, owner: str) -> ReopenedTools:
+        """Returns what runs the calls of a turn that another process began.
+
+        Calls of a tool that cannot be used any more fail, each with the reason.
+        """
+        servers, refused, errors = dict[str, ToolServer](), dict[str, str](), list[ApiError]()
+        runners: dict[HostedToolKind, ToolRunner] = {}
+        for request, has_secrets in ((each.read(), each.has_secrets) for each in stored.requests):
+            label = request.tool.server_label if isinstance(request.tool, McpTool) else ""
+            try:
+                if label and has_secrets:
+                    refused[label] = NO_CREDENTIALS.format(label=clip_text(label))
+                elif label:
+                    servers[label] = self._find_server(request)
+                else:
+                    offers = await self._hosted.offer_tools([request], (), owner)
+                    runners |= {each.tools[0].kind: each.runner for each in offers}
+            except ApiError as error:
+                if label:
+                    refused[label] = error.message
+                else:
+                    errors.append(error)
+        runners["mcp"] = McpRunner(refuse_calls(MeasuredCalls(self._servers, servers, self._report), refused))
+        return ReopenedTools(
+            runners=add_unavailable(runners, errors),
+            sign=partial(self._approvals.sign, owner, stored.now),
+            allowed_later=None if stored.allowed_later is None else frozenset(stored.allowed_later),
+            search=None if stored.search is None else stored.search.create_search(),
+        )
 
     # Servers and their lists
 

@@ -7,6 +7,7 @@ are shown where it is in the conversation, so the prompt before it stays the sam
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import msgspec
 from msgspec import Struct
 
 from antiphon.app.requests.tools import DeferredTool, RequestTool
@@ -43,6 +44,19 @@ class DeferredUnit(Struct, frozen=True):
         return list_keys(self.tools)
 
 
+class SearchUnit(Struct, frozen=True, array_like=True):
+    """A `DeferredUnit` as a search needs it: its name, the keys of its tools, and its definition as JSON."""
+
+    name: str
+    keys: frozenset[ToolKey]
+    definition_json: bytes
+
+    @classmethod
+    def of(cls, unit: DeferredUnit) -> "SearchUnit":
+        """Returns what a search needs of a unit."""
+        return cls(unit.name, unit.keys, msgspec.json.encode(unit.definition))
+
+
 class LoadedKeys(Struct, frozen=True):
     """Tools that the conversation has loaded, and those that it has added before its first message."""
 
@@ -53,8 +67,8 @@ class LoadedKeys(Struct, frozen=True):
 class ToolSearch:
     """Runs the searches of one turn. `tools` has all tools; those in `hidden` have to be found first."""
 
-    def __init__(self, units: Sequence[DeferredUnit], tools: ToolTable, hidden: frozenset[ToolKey]) -> None:
-        self._units, self._tools, self._hidden = units, tools, hidden
+    def __init__(self, units: Sequence[SearchUnit], tools: ToolTable, hidden: frozenset[ToolKey]) -> None:
+        self.units, self.tools, self.hidden = units, tools, hidden
         self._table = tools.without(hidden)
 
     @property
@@ -72,10 +86,10 @@ class ToolSearch:
         """Loads the tools that the arguments of a call name, and returns their definitions. Other names have none."""
         paths = arguments.get("paths") if isinstance(arguments, dict) else None
         names = [each.strip() for each in paths if isinstance(each, str)] if isinstance(paths, list) else []
-        found = [unit for unit in self._units if unit.name in names]
-        self._hidden = self._hidden.difference(*(unit.keys for unit in found))
-        self._table = self._tools.without(self._hidden)
-        return tuple(unit.definition for unit in found)
+        found = [unit for unit in self.units if unit.name in names]
+        self.hidden = self.hidden.difference(*(unit.keys for unit in found))
+        self._table = self.tools.without(self.hidden)
+        return tuple(msgspec.json.decode(unit.definition_json) for unit in found)
 
 
 def defer_client_tool(deferred: DeferredTool) -> DeferredUnit:

@@ -2,7 +2,7 @@
 
 from datetime import datetime
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from antiphon.events.response import PromptCacheDiagnostics
 from antiphon.harmony.format import ModelFormat, PromptInput
@@ -34,3 +34,10 @@ class TurnPrompt(Struct, frozen=True, kw_only=True):
     """Diagnosis of the prompt cache before the engine has the prompt; None if the request asks for none."""
     num_comparable: int = 0
     """Number of tokens that the engine has computed for the compared response."""
+
+    def replace_tokens(self, tokens: tuple[int, ...]) -> "TurnPrompt":
+        """Returns the prompt as another process has read it: with these tokens. Raises `RenderError`."""
+        prompt = self.prompt
+        if not prompt.texts:
+            prompt = structs.replace(prompt, tokens=tokens, media=self.format.find_images(tokens, prompt.media))
+        return structs.replace(self, prompt=prompt)

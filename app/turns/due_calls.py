@@ -3,13 +3,18 @@
 import asyncio
 from collections.abc import Callable
 
-from antiphon.app.turns.core.inputs import FailInput
+from antiphon.app.tools.runners import fail_call
+from antiphon.app.turns.core.inputs import FailInput, ResultInput
 from antiphon.app.turns.jobs import end_task
 from antiphon.app.turns.rounds import RoundPlanner
 from antiphon.app.turns.step_writer import StepWriter
 
 MAX_STORE_WAIT_S = 30.0
 """Time for which a call of a tool waits until the store has it. It is never run before."""
+UNKNOWN_OUTCOME = (
+    "The server that ran this call has ended, so its outcome is unknown: it may have had an effect. It was not run "
+    "again."
+)
 UNKEPT_MESSAGE = "The server could not store the call of a tool, so it did not run it."
 
 
@@ -33,6 +38,20 @@ class DueCalls:
                 break
             writer.apply(await self._rounds.run_call(core.figures.round, due))
             writer.write_events()
+
+    async def end_interrupted(self) -> None:
+        """Ends the call that was due in another process, which may have made it, and runs those behind it.
+
+        Its outcome is unknown, and it is not made again.
+        """
+        due = self._core.calls.due
+        if due is None:
+            return
+        if not due.call.is_invented:
+            outcome = fail_call(due.call, due.arguments, UNKNOWN_OUTCOME)
+            self._writer.apply(ResultInput(outcome.result, outcome.output, len(outcome.output.encode())))
+            self._writer.write_events()
+        await self.run()
 
     def start(self) -> None:
         """Runs the call that is due in a task, unless calls run. A call that broke such a task is not run again."""

@@ -28,13 +28,8 @@ ENGINE_RETRY_DELAY_S = 1.0
 def build_job(
     model: ServedModel, spec: TurnSpec, prompt: TurnPrompt, number: int, stored_input: Sequence[AnyInput]
 ) -> Job:
-    """Builds the engine's job of a turn. Each choice adds its number to the seed, so that the choices differ.
-
-    Where an engine continues exactly, each job has a seed: both parts of an interrupted job draw the same numbers.
-    """
+    """Builds the engine's job of a turn. Each round adds its number to the seed, so that the rounds differ."""
     seed = None if spec.sampling.seed is None else spec.sampling.seed + number
-    if seed is None and model.engine.info.capabilities.continues_exactly:
-        seed = secrets.randbits(63)
     end_ids = () if spec.sampling.ignore_eos else model.format.stop_ids
     stop_ids = tuple(dict.fromkeys((*spec.sampling.stop_ids, *end_ids)))
     sampling = msgspec.structs.replace(spec.sampling, seed=seed, stop_ids=stop_ids)
@@ -54,6 +49,19 @@ def build_job(
         media=tuple(_media_span(span) for span in prompt.prompt.media),
         texts=prompt.prompt.texts,
     )
+
+
+def choose_seed(model: ServedModel, spec: TurnSpec, number: int) -> TurnSpec:
+    """Returns a turn with the seed of this choice: that of the request and the number, so that the choices differ.
+
+    Where an engine continues exactly, each turn has a seed: both parts of an interrupted job draw the same numbers.
+    """
+    seed = spec.sampling.seed
+    if seed is not None:
+        seed += number
+    elif model.engine.info.capabilities.continues_exactly:
+        seed = secrets.randbits(63)
+    return msgspec.structs.replace(spec, sampling=msgspec.structs.replace(spec.sampling, seed=seed))
 
 
 def _media_span(span: ImageSpan) -> MediaSpan:

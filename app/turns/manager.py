@@ -77,7 +77,7 @@ class TurnManager:
         """Turns that have run since the shutdown began."""
         self.continuer = TurnContinuer(store, self.resume_turn)
         self._factory = TurnFactory(
-            *(self._renderer, self.continuer, self._tracing, recorder),
+            *(self._renderer, self.preparer, self.continuer, self._tracing, recorder),
             clock=clock,
             dice=dice,
             settings=output_settings,
@@ -240,12 +240,12 @@ class TurnManager:
         base, owner, now = log.base_response, log.owner, time.monotonic()
         key = self._meter.find_worker(owner, stored.key_id, model.names[0]) or ApiKey(digest=b"", owner=owner)
         stats = create_stats(base, TurnOrigin(key=key), TurnTimes(parsed=now), float(base.created_at))
-        rebuilt = self._factory.prepare_rebuild(model, stored, log)
-        await asyncio.to_thread(rebuilt.replay)
+        rebuilt = await self._factory.rebuild_turn(model, stored, log)
         slot = await self._capacity.wait_slot(model.engine, stored.job.priority)
         self.store.adopt_log(log)
-        turn = self._factory.continue_turn(model, rebuilt, log, stats)
-        turn.writer.release_answers = partial(AnswerClaim(self.store, owner).release_failed, log, stored.answers, None)
+        turn = self._factory.continue_turn(model, rebuilt, stats)
+        tools = None if rebuilt.rounds is None else rebuilt.rounds.tools
+        turn.writer.release_answers = partial(AnswerClaim(self.store, owner).release_failed, log, stored.answers, tools)
         turn.stats.trace = self._tracing.begin(NO_ORIGIN, background=True)
         self._track_turn(model, turn, slot)
 
@@ -259,7 +259,6 @@ class TurnManager:
         self._tracing.end(turn.log, turn.stats)
         if self.recorder is not None:
             self.recorder.finish(turn.log.owner, turn.log.id)
-        is_known = not turn.core.rules.is_plain_text and not turn.is_continued  # else its conversation is not here
-        if response.status in ("completed", "incomplete") and is_known:
+        if response.status in ("completed", "incomplete") and not turn.core.rules.is_plain_text:
             finished = describe_finished(turn, response, model.names[0])
             self._renderer.prompt_token_cache.add_turn(finished)

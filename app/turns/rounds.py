@@ -65,11 +65,7 @@ class RoundPlanner:
     ) -> None:
         self.tools, self._images = tools, images
         self._model, self._renderer, self._first_job = model, renderer, first_job
-        # The choices of a request have different seeds: the first job has that of this one.
-        sampling = msgspec.structs.replace(spec.sampling, seed=first_job.sampling.seed)
-        self._spec = msgspec.structs.replace(
-            spec, sampling=sampling, constraints=(), compact_threshold=None, comparison_id=None
-        )
+        self._spec = msgspec.structs.replace(spec, constraints=(), compact_threshold=None, comparison_id=None)
 
     async def plan_next(self, core: TurnCore) -> NextRound | None:
         """Returns the next round; None if the context or the limit of tokens leaves no room. Raises `ApiError`."""
@@ -148,6 +144,11 @@ class RoundPlanner:
         finished = await self.tools.run_call(due.call, due.arguments, shorten_output)
         outcome = finished.outcome
         return ResultInput(outcome.result, outcome.output, num_tokens, finished.elapsed_ms, outcome.sources)
+
+    async def restore_images(self, output: str) -> None:
+        """Prepares the pictures in the output of a call that another process has run."""
+        if self._images is not None:
+            await self._images.restore(output)
 
     async def _shorten_output(self, current: Round, text: str, images: Sequence[ResultImage]) -> tuple[str, int]:
         """Returns the output of a call, shortened to its share of the room in the context, and its tokens, about.

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from antiphon.app.turn_types.endings import Ending
 from antiphon.app.turn_types.event_log import EventLog
 from antiphon.app.turn_types.turn_stats import TurnStats
-from antiphon.app.turns.continuation.journal import prepare_inputs
-from antiphon.app.turns.core.inputs import CancelInput, FailInput, KeepaliveInput, StepInput
+from antiphon.app.turns.continuation.journal import mark_input
+from antiphon.app.turns.core.inputs import CancelInput, FailInput, KeepaliveInput, StepInput, TokensInput
 from antiphon.app.turns.core.rounds import list_called_tools
 from antiphon.app.turns.core.turn_core import TurnCore
 from antiphon.events.base import Event
@@ -34,7 +34,8 @@ class StepWriter:
     def apply(self, step: StepInput) -> None:
         """Applies an input. Its events wait for `write_events`, also those of an input that fails."""
         if self.keeps_journal:
-            self._inputs.append(step)
+            is_marked = type(step) is not TokensInput
+            self._inputs.append(mark_input(step, self.core.figures.round) if is_marked else step)
         try:
             self._unwritten += self.core.apply(step)
         except Exception:
@@ -54,7 +55,7 @@ class StepWriter:
             at_us = None if self.recorded_from is None else int((now - self.recorded_from) * 1e6)
             journal: Sequence[StepInput] = ()
             if self.keeps_journal:
-                journal, self._inputs = prepare_inputs(self._inputs), []
+                journal, self._inputs = self._inputs, []
             self.log.append_step(events, self.core.take_detail(at_us), journal)
 
     def finish(self) -> None:

@@ -18,7 +18,7 @@ from antiphon.app.errors import SERVER_ERROR, ApiError, from_engine
 from antiphon.app.turn_types.endings import Cause, Ending, ending_of_fault
 from antiphon.app.turn_types.event_log import EventLog
 from antiphon.app.turn_types.turn_stats import TurnStats
-from antiphon.app.turns.compaction import STAGE_INTERVAL_S, CompactedTurn, CompactionJob
+from antiphon.app.turns.compaction import STAGE_INTERVAL_S, CompactionJob
 from antiphon.app.turns.core import inputs as step_inputs
 from antiphon.app.turns.core.inputs import to_token_input
 from antiphon.app.turns.core.turn_core import TurnCore
@@ -59,8 +59,6 @@ class Turn:
         self.log, self.core = log, core
         self.stats = log.stats = stats
         self.writer = StepWriter(log, core, stats)
-        self.compacted: CompactedTurn | None = None
-        """The turn after its compaction; None if it has not been compacted."""
         self.media = NO_MEDIA  # images of the prompt, for which the engine may ask until the turn has ended
         self.is_continued = False  # true if another process began the turn; the core is where that one was
         self._compaction, self._rounds, self._grammar_param = compaction, rounds, grammar_param
@@ -68,7 +66,10 @@ class Turn:
         self._interruption, self._refusal = Ending("cancelled"), from_engine(CANCELLED_BEFORE_START)
         self._loop = asyncio.get_running_loop()
         self.started: asyncio.Future[None] = self._loop.create_future()
-        self._admitted = core.figures.round.is_admitted
+        summary = core.reading.summary
+        self._admitted = (
+            core.figures.round.is_admitted if compaction is None else summary is not None and summary.is_admitted
+        )
         self._is_generating = False  # a job generates until its last chunk
         self._work: asyncio.Task[None] | None = None
         self._calls = None if rounds is None else DueCalls(self.writer, rounds, self._cancel_work)
@@ -131,9 +132,11 @@ class Turn:
         if self._compaction is not None:
             await self._compact(self._compaction)
         if self._rounds is not None and self._calls is not None and not self.core.is_ended:
+            await self._calls.end_interrupted()
             await self._run_approved(self._rounds, self._calls)
         while not self.core.is_ended:
-            await self._run_job(self._job)
+            if not self.core.end.is_round_over:
+                await self._run_job(self._job)
             if self._rounds is not None and self.core.end.is_round_over:
                 await self._prepare_round(self._rounds)
             elif not self.core.is_ended:
@@ -141,11 +144,12 @@ class Turn:
 
     async def _run_approved(self, rounds: RoundPlanner, calls: DueCalls) -> None:
         """Runs the calls that the client has approved, if any, before the first job."""
-        if not rounds.tools.rules.approved:
+        approved, figures = rounds.tools.rules.approved, self.core.figures
+        if not approved or figures.done_rounds:
             return
         self.writer.apply(step_inputs.StartedInput())
         self._mark_started()
-        for number in range(len(rounds.tools.rules.approved)):
+        for number in range(self.core.calls.num_approved, len(approved)):
             self.writer.apply(step_inputs.ApprovedInput(number))
             await calls.run()
             if self.core.is_ended:
@@ -188,10 +192,12 @@ class Turn:
         """Generates the summary, and continues with the prompt that has it."""
         stage = asyncio.create_task(self._repeat_stage(), name=f"compaction-{self.log.id}")
         try:
-            await self._run_job(compaction.job)
+            summary = self.core.reading.summary
+            if summary is None or not summary.is_finished:
+                await self._run_job(compaction.job)
             if self.core.is_ended:
                 return
-            compacted = self.compacted = await compaction.finish(self.core.reading.summary_text)
+            compacted = await compaction.finish(self.core.reading.summary_text)
         finally:
             stage.cancel()
         self.writer.apply(step_inputs.SummaryInput(compacted.content, compacted.prompt))

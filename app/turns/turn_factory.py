@@ -4,28 +4,33 @@ from collections.abc import Callable
 from functools import partial
 from secrets import token_bytes
 
+from msgspec import structs
+
+from antiphon.app.errors import ApiError
 from antiphon.app.inspection.recorder import TurnRecorder
 from antiphon.app.registry.model_registry import ServedModel
 from antiphon.app.requests.constraints import name_grammar_field
 from antiphon.app.requests.turn_spec import TurnSpec
+from antiphon.app.tools.hosted_turn import HostedTurn
 from antiphon.app.turn_types.blob_urls import NO_BLOBS
 from antiphon.app.turn_types.encryption import Sealer
 from antiphon.app.turn_types.event_log import EventLog
 from antiphon.app.turn_types.turn_stats import TurnOrigin, TurnStats
 from antiphon.app.turns.compaction import plan_compaction
 from antiphon.app.turns.continuation.continuer import TurnContinuer
-from antiphon.app.turns.continuation.replay import CoreRebuild
+from antiphon.app.turns.continuation.replay import ReplayError, TurnRebuild
 from antiphon.app.turns.continuation.stored_turn import ContinuableTurn
 from antiphon.app.turns.core.dice import DICE_KEY_BYTES, TurnDice
 from antiphon.app.turns.core.turn_core import TurnCore
-from antiphon.app.turns.jobs import build_job
-from antiphon.app.turns.prompts.preparation import Choice
+from antiphon.app.turns.jobs import build_job, choose_seed
+from antiphon.app.turns.prompts.preparation import Choice, TurnPreparer
 from antiphon.app.turns.prompts.prompt_renderer import PromptRenderer
 from antiphon.app.turns.rounds import RoundPlanner
 from antiphon.app.turns.timeouts import TurnTimeouts
 from antiphon.app.turns.turn import Turn
 from antiphon.app.turns.turn_descriptions import TurnTracing, create_record
 from antiphon.events.inputs import AnyInput
+from antiphon.harmony.rendered_prompt import RenderError
 from antiphon.state.drafts import OutputSettings
 
 
@@ -35,6 +40,7 @@ class TurnFactory:
     def __init__(  # noqa: PLR0913  # parts of a server
         self,
         renderer: PromptRenderer,
+        preparer: TurnPreparer,
         continuer: TurnContinuer,
         tracing: TurnTracing,
         recorder: TurnRecorder | None,
@@ -45,7 +51,8 @@ class TurnFactory:
         timeouts: TurnTimeouts,
         sealer: Sealer,
     ) -> None:
-        self._renderer, self._continuer, self._tracing, self._recorder = renderer, continuer, tracing, recorder
+        self._renderer, self._preparer, self._continuer = renderer, preparer, continuer
+        self._tracing, self._recorder = tracing, recorder
         self._clock, self._dice, self.settings, self._timeouts, self._sealer = clock, dice, settings, timeouts, sealer
 
     def create_turn(
@@ -59,9 +66,10 @@ class TurnFactory:
     ) -> Turn:
         """Returns a turn, which runs from now on."""
         base_response, prompt, tools, media = spec.base_response, choice.prompt, choice.tools, choice.media
-        job = build_job(model, spec, prompt, choice.number, input_items)
+        seeded = choose_seed(model, spec, choice.number)
+        job = build_job(model, seeded, prompt, 0, input_items)
         dice_key, settings = token_bytes(DICE_KEY_BYTES), self.settings
-        continuation = self._continuer.store_turn(model, spec, prompt, job, settings, dice_key, origin.key.id)
+        continuation = self._continuer.store_turn(model, seeded, prompt, job, settings, dice_key, tools, origin.key.id)
         core = TurnCore(
             spec.build_rules(),
             prompt,
@@ -87,8 +95,8 @@ class TurnFactory:
             job,
             self._timeouts,
             name_grammar_field(spec.constraints),
-            plan_compaction(model, spec, input_items, prompt, self._renderer),
-            None if tools is None else RoundPlanner(model, spec, self._renderer, tools, job, choice.results),
+            plan_compaction(model, seeded, input_items, prompt, self._renderer),
+            None if tools is None else RoundPlanner(model, seeded, self._renderer, tools, job, choice.results),
         )
         turn.media = media
         self._tracing.connect(turn, tools, model, spec, origin)
@@ -96,13 +104,51 @@ class TurnFactory:
             self._recorder.begin(create_record(turn, settings, job, origin, prompt, dice_key), turn.log)
         return turn
 
-    def prepare_rebuild(self, model: ServedModel, stored: ContinuableTurn, log: EventLog) -> CoreRebuild:
-        """Returns what rebuilds the core of a turn that another process began."""
-        dice, seal = self._dice(stored.head.dice_key), partial(self._sealer.seal, log.owner)
-        return CoreRebuild(stored, log, model.format, dice=dice, clock=self._clock, seal=seal)
+    async def rebuild_turn(self, model: ServedModel, stored: ContinuableTurn, log: EventLog) -> TurnRebuild:
+        """Returns a turn that another process began, at the end of its log. Raises `ReplayError` or `ValueError`."""
+        try:
+            rebuilt = await self._prepare_rebuild(model, stored, log)
+        except (ApiError, RenderError) as error:
+            raise ReplayError(f"its prompt cannot be rendered again: {error.message}") from error
+        await rebuilt.replay()
+        return rebuilt
 
-    def continue_turn(self, model: ServedModel, rebuilt: CoreRebuild, log: EventLog, stats: TurnStats) -> Turn:
+    async def _prepare_rebuild(self, model: ServedModel, stored: ContinuableTurn, log: EventLog) -> TurnRebuild:
+        head, later, job, owner = stored.head, stored.later, stored.job, log.owner
+        spec = stored.restore_spec(log.base_response)
+        if later is None:
+            prompt = head.build_prompt(model.format, owner, stored.prompt_end.build_prompt(job.tokens))
+        else:
+            prompt = await self._renderer.restore_prompt(
+                model, spec, owner, later.now, job.tokens, later.summary_tokens
+            )
+        prompt = structs.replace(
+            prompt, grammar=job.grammar, diagnostics=head.diagnostics, num_comparable=head.num_comparable
+        )
+        tools = None if later is None or later.tools is None else await self._preparer.reopen_tools(later.tools, owner)
+        core = head.create_core(
+            prompt,
+            log.base_response,
+            self._dice(head.dice_key),
+            lambda: int(self._clock()),
+            partial(self._sealer.seal, owner),
+            sign=(lambda *_: "") if tools is None else tools.sign,
+            search=None if tools is None else tools.search,
+        )
+        compaction = None if later is None else plan_compaction(model, spec, log.input_items, prompt, self._renderer)
+        if tools is None or core.calls.rules is None:
+            return TurnRebuild(log, core, job, compaction)
+        hosted = HostedTurn(runners=tools.runners, rules=core.calls.rules, allowed_later=tools.allowed_later)
+        images = self._preparer.open_results(model, spec, owner)
+        rounds = RoundPlanner(model, spec, self._renderer, hosted, job, images)
+        return TurnRebuild(log, core, job, compaction, rounds)
+
+    def continue_turn(self, model: ServedModel, rebuilt: TurnRebuild, stats: TurnStats) -> Turn:
         """Returns the rest of a turn that another process began, which runs from now on."""
-        turn = Turn(log, rebuilt.core, stats, model.engine, rebuilt.continue_job(), self._timeouts)
+        turn = Turn(
+            *(rebuilt.log, rebuilt.core, stats, model.engine, rebuilt.job, self._timeouts),
+            compaction=rebuilt.compaction,
+            rounds=rebuilt.rounds,
+        )
         turn.is_continued = True
         return turn

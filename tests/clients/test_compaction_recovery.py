@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import openai
-import pytest
 
 from tests.clients.reading_script import ASKED
 from tests.clients.sdk_helpers import Json, get, parse_events
@@ -72,26 +71,29 @@ def wait_until_stored(folder: Path, last_event: Json, response_id: str) -> None:
         wait_with_progress(lambda: database.execute(query, key).fetchone(), "the event is stored")
 
 
-@pytest.mark.parametrize("background", [False, True])
-def test_kill_during_the_summary_freezes_the_compaction(tmp_path: Path, *, background: bool) -> None:
-    with run_server(tmp_path, [STALL, SUMMARY, *ANSWERS]) as (client, process):
+def kill_in_the_summary(folder: Path, **fields: Any) -> list[Json]:
+    """Kills the server of a response while its summary is generated. Returns the events until then."""
+    with run_server(folder, [STALL, SUMMARY, *ANSWERS]) as (client, process):
         items: Any = [{"role": "user", "content": text} for text in ("The word is zebra. " + LONG, "Which word?")]
         first = client.responses.create(model="scripted", input=items, context_management=CONTEXT_MANAGEMENT)
         assert first.output_text == "Zebra."
-        stream, events = begin_compaction(
-            client, input=f"Wait. {LONG}", previous_response_id=first.id, background=background
-        )
-        killed_id = events[0]["response"]["id"]
-        wait_until_stored(tmp_path, events[-1], killed_id)
+        stream, events = begin_compaction(client, input=f"Wait. {LONG}", previous_response_id=first.id, **fields)
+        wait_until_stored(folder, events[-1], events[0]["response"]["id"])
         process.kill()
         process.wait()
         stream.close()
+    return events
+
+
+def test_kill_during_the_summary_freezes_the_compaction(tmp_path: Path) -> None:
+    events = kill_in_the_summary(tmp_path)
+    killed_id = events[0]["response"]["id"]
     with run_server(tmp_path, [SUMMARY, *ANSWERS]) as (client, _):
         wait_with_progress(lambda: client.responses.retrieve(killed_id).status != "in_progress", "it does not end")
         killed = client.responses.retrieve(killed_id)
         assert killed.status == "failed" and killed.error is not None and killed.error.code == "server_restarted"
         (item,) = killed.output
-        assert item.to_dict() == events[2 + background]["item"] | {"encrypted_content": ""}
+        assert item.to_dict() == events[2]["item"] | {"encrypted_content": ""}
         wire = parse_events(get(f"{client.base_url}responses/{killed_id}?stream=true").content)
         assert wire[: len(events)] == events and check_stream(wire)["output"] == [item.to_dict()]
         for management, kinds in (([], ["message"]), (CONTEXT_MANAGEMENT, ["compaction", "message"])):
@@ -100,3 +102,18 @@ def test_kill_during_the_summary_freezes_the_compaction(tmp_path: Path, *, backg
             )
             assert [each.type for each in following.output] == kinds
             assert following.output_text == "Zebra.", (management, following.usage)
+
+
+def test_summary_continues_after_a_kill(tmp_path: Path) -> None:
+    events = kill_in_the_summary(tmp_path, background=True)
+    killed_id = events[0]["response"]["id"]
+    with run_server(tmp_path, [SUMMARY, *ANSWERS]) as (client, _):
+        wait_with_progress(lambda: client.responses.retrieve(killed_id).status != "in_progress", "it does not end")
+        wire = parse_events(get(f"{client.base_url}responses/{killed_id}?stream=true").content)
+        assert wire[: len(events)] == events
+        response = check_stream(wire)
+        assert (response["status"], [each["type"] for each in response["output"]]) == (
+            "completed",
+            ["compaction", "message"],
+        )
+        assert response["output"][1]["content"][0]["text"] == "Zebra."

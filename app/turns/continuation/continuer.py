@@ -11,6 +11,7 @@ from antiphon.app.registry.model_registry import ServedModel
 from antiphon.app.requests.turn_spec import TurnSpec
 from antiphon.app.store.history.claimed_responses import RESTARTED_MESSAGE
 from antiphon.app.store.store import ResponseStore
+from antiphon.app.tools.hosted_turn import HostedTurn
 from antiphon.app.turn_types.continuation import Continuation
 from antiphon.app.turn_types.event_log import EventLog
 from antiphon.app.turn_types.turn_prompt import TurnPrompt
@@ -28,6 +29,10 @@ MAX_DIGEST_WAIT_S = 30.0
 DIGEST_OVERDUE = (
     "The server still reads the files of its models, by which it tells whether another server can go on with a "
     "background response. Retry later, or send the request without 'background'."
+)
+CANNOT_CONTINUE = (
+    "The server process stopped before this response was complete, and no other can continue it: {reason}. Retry the "
+    "request."
 )
 ResumeTurn = Callable[[ServedModel, ContinuableTurn, EventLog], Awaitable[None]]
 
@@ -79,16 +84,18 @@ class TurnContinuer:
         job: Job,
         settings: OutputSettings,
         dice_key: bytes,
+        tools: HostedTurn | None = None,
         key_id: str = "",
     ) -> Continuation | None:
         """Returns what another process needs to continue a turn; None if none could.
 
-        `dice_key` is that of the turn's ids, `key_id` the id of the API key that the turn is counted for.
+        `dice_key` is that of the turn's ids. `tools` are those that the server runs. `key_id` is the id of the API key
+        that the turn is counted for.
         """
         name = model.names[0]
         if name not in self._digests or not can_continue(spec, prompt):
             return None
-        data = encode_turn(spec, prompt, job, settings, dice_key, key_id)
+        data = encode_turn(spec, prompt, job, settings, dice_key, tools, key_id)
         return Continuation(model=name, digest=self._digests[name], data=data)
 
     async def close(self) -> None:
@@ -116,13 +123,13 @@ class TurnContinuer:
             await self._resume(self._models[continuation.model], decode_turn(continuation.data), log)
         except (ReplayError, ValueError) as error:
             _logger.warning("a response of another process cannot go on", response=log.id, reason=str(error))
-            self._fail_log(log)
+            self._fail_log(log, CANNOT_CONTINUE.format(reason=error))
         except Exception:
             _logger.exception("unhandled exception in a response of another process", response=log.id)
             self._fail_log(log)
 
-    def _fail_log(self, log: EventLog) -> None:
+    def _fail_log(self, log: EventLog, message: str = RESTARTED_MESSAGE) -> None:
         self._store.adopt_log(log)
         events = [entry.event for entry in log.entries]
-        log.append_step(failure_events(events, code=RESTARTED_CODE, message=RESTARTED_MESSAGE))
+        log.append_step(failure_events(events, code=RESTARTED_CODE, message=message))
         log.end_log()

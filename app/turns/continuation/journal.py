@@ -1,7 +1,7 @@
 """The journal of a turn: the inputs of each step, which are kept with its events.
 
 Applied to a new core, they give the same events. An input without events is part of the next step that has some: what
-no reader has seen need not be kept. The prompts of later rounds are not in the journal.
+no reader has seen need not be kept. Of the prompts of later jobs, the journal has the tokens that are new.
 """
 
 from collections.abc import Sequence
@@ -9,7 +9,9 @@ from collections.abc import Sequence
 import msgspec
 
 from antiphon.app.turns.core import inputs as step_inputs
-from antiphon.app.turns.core.inputs import ResultInput, RoundInput, StepInput, SummaryInput, TokensInput
+from antiphon.app.turns.core.inputs import ResultInput, RoundInput, StepInput, SummaryInput
+from antiphon.app.turns.core.rounds import Round
+from antiphon.app.turns.prompts.prompt_token_cache import common_length
 
 
 class ResultMark(StepInput, frozen=True, tag=6):
@@ -19,14 +21,32 @@ class ResultMark(StepInput, frozen=True, tag=6):
 
 
 class RoundMark(StepInput, frozen=True, tag=8):
-    """A `RoundInput`, whose prompt is kept elsewhere."""
+    """A `RoundInput`. Its prompt begins with `num_known` tokens of the prompt before and the output, then `tokens`."""
+
+    num_known: int = 0
+    tokens: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, step: RoundInput, done: Round) -> "RoundMark":
+        """Returns the mark of a round that follows `done`."""
+        tokens = step.prompt.prompt.tokens
+        num_known = common_length(tokens, _list_known(done))
+        return cls(num_known, tokens[num_known:])
+
+    def read_prompt(self, done: Round) -> tuple[int, ...]:
+        """Returns the tokens of the prompt. Raises `ValueError` if the round before it was another one."""
+        known = _list_known(done)
+        if self.num_known > len(known):
+            raise ValueError("its journal has a prompt for another output")
+        return known[: self.num_known] + self.tokens
 
 
 class SummaryMark(StepInput, frozen=True, tag=7):
-    """A `SummaryInput`, whose prompt, if it has one, is kept elsewhere."""
+    """A `SummaryInput`. `tokens` are those of its prompt, if it has one."""
 
     content: str
     has_prompt: bool
+    tokens: tuple[int, ...] = ()
 
 
 JournaledInput = (
@@ -50,14 +70,21 @@ _decoder = msgspec.msgpack.Decoder(list[JournaledInput])
 _result_decoder = msgspec.json.Decoder(ResultInput)
 
 
-def prepare_inputs(inputs: Sequence[StepInput]) -> Sequence[StepInput]:
-    """Returns the journal of a step, to be encoded as msgpack: JSON has no infinite log-probabilities.
+def mark_input(step: StepInput, current: Round) -> StepInput:
+    """Returns an input as the journal has it, to be encoded as msgpack: JSON has no infinite log-probabilities.
 
-    It takes about 7 bytes for one token. What cannot be encoded, or is kept elsewhere, has marks in its place.
+    One token takes about 7 bytes. What cannot be encoded has a mark in its place. `current` is the round before the
+    input is applied.
     """
-    if len(inputs) == 1 and type(inputs[0]) is TokensInput:  # as in most steps
-        return inputs
-    return [each if type(each) is TokensInput else _replace_parts(each) for each in inputs]
+    if isinstance(step, ResultInput):
+        return ResultMark(msgspec.json.encode(step))
+    if isinstance(step, RoundInput):
+        return RoundMark.of(step, current)
+    if isinstance(step, SummaryInput):
+        return SummaryMark(
+            step.content, step.prompt is not None, () if step.prompt is None else step.prompt.prompt.tokens
+        )
+    return step
 
 
 def decode_inputs(journal: bytes) -> Sequence[StepInput]:
@@ -69,9 +96,6 @@ def decode_inputs(journal: bytes) -> Sequence[StepInput]:
         raise ValueError(f"its journal is unreadable: {error}") from None
 
 
-def _replace_parts(step: StepInput) -> StepInput:
-    if isinstance(step, ResultInput):
-        return ResultMark(msgspec.json.encode(step))
-    if isinstance(step, RoundInput):
-        return RoundMark()
-    return SummaryMark(step.content, step.prompt is not None) if isinstance(step, SummaryInput) else step
+def _list_known(done: Round) -> tuple[int, ...]:
+    """Returns the tokens that the model has read and generated in a round."""
+    return done.prompt.prompt.tokens + tuple(done.generated_tokens)

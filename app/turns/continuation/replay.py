@@ -5,28 +5,46 @@ turn's dice again, and a sealed text is the same if the server's secret is. One 
 and the verification of its record.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+import asyncio
+from collections.abc import Generator, Iterator, Sequence
 from itertools import islice
 
 import msgspec
 
+from antiphon.app.errors import ApiError
 from antiphon.app.turn_types.event_log import EventLog, LogEntry
 from antiphon.app.turn_types.turn_prompt import TurnPrompt
+from antiphon.app.turns.compaction import CompactionJob
 from antiphon.app.turns.continuation.journal import RoundMark, SummaryMark, decode_inputs
-from antiphon.app.turns.continuation.stored_turn import ContinuableTurn
-from antiphon.app.turns.continuation.turn_head import Seal
-from antiphon.app.turns.core.dice import TurnDice
-from antiphon.app.turns.core.inputs import RoundInput, StepInput, SummaryInput
+from antiphon.app.turns.core.inputs import ResultInput, RoundInput, StepInput, SummaryInput
 from antiphon.app.turns.core.turn_core import TurnCore
 from antiphon.app.turns.prompts.spoken_items import list_items
+from antiphon.app.turns.rounds import RoundPlanner
 from antiphon.engine.protocol import Job
 from antiphon.events import sse
-from antiphon.harmony.format import ModelFormat
+from antiphon.events.base import Event
+from antiphon.harmony.rendered_prompt import RenderError
+from antiphon.state.segments import McpResult
 from antiphon.state.table import IllegalInput
+
+Unfinished = RoundMark | SummaryMark | ResultInput
+"""Inputs that the world completes or takes part in: those with a prompt, and results of calls."""
 
 
 class ReplayError(Exception):
     """The stored inputs do not give the stored events. The message says where."""
+
+
+def apply_journal(core: TurnCore, journal: bytes) -> Generator[Unfinished, StepInput, list[bytes]]:
+    """Applies the inputs of a step and returns its events, encoded. Yields unfinished inputs, and takes whole ones.
+
+    Raises `ValueError` or `IllegalInput` if the step cannot be applied.
+    """
+    events: list[Event] = []
+    for each in decode_inputs(journal):
+        events += core.apply((yield each) if isinstance(each, Unfinished) else each)
+    core.take_detail()
+    return [sse.encode_event(event) for event in events]
 
 
 class JournalReplay:
@@ -40,12 +58,16 @@ class JournalReplay:
 
     def apply_step(self, journal: bytes) -> list[bytes]:
         """Returns the events of a step, encoded. Raises `ValueError` or `IllegalInput` if it cannot be applied."""
-        steps = decode_inputs(journal)
-        events = [event for each in steps for event in self.core.apply(self._restore_prompt(each))]
-        self.core.take_detail()
-        return [sse.encode_event(event) for event in events]
+        replay = apply_journal(self.core, journal)
+        try:
+            unfinished = next(replay)
+            while True:
+                unfinished = replay.send(self._restore_prompt(unfinished))
+        except StopIteration as end:
+            events: list[bytes] = end.value
+            return events
 
-    def _restore_prompt(self, step: StepInput) -> StepInput:
+    def _restore_prompt(self, step: Unfinished) -> StepInput:
         """Returns an input with its prompt."""
         if isinstance(step, SummaryMark):
             return SummaryInput(step.content, self._prompts[0] if step.has_prompt else None)
@@ -58,48 +80,107 @@ class JournalReplay:
         return RoundInput(msgspec.structs.replace(following, prompt_input=prompt_input))
 
 
-class CoreRebuild:
-    """Rebuilds the core of a turn that another process began, from the turn's log."""
+class TurnRebuild:
+    """Brings the core of a turn that another process began to the end of its log.
+
+    `job` is its first one. `compaction` and `rounds` make later prompts and jobs, as they did in the other process.
+    """
 
     def __init__(
         self,
-        stored: ContinuableTurn,
         log: EventLog,
-        form: ModelFormat,
-        *,
-        dice: TurnDice,
-        clock: Callable[[], float],
-        seal: Seal,
+        core: TurnCore,
+        job: Job,
+        compaction: CompactionJob | None = None,
+        rounds: RoundPlanner | None = None,
     ) -> None:
-        self._stored, self._log, job = stored, log, stored.job
-        prompt = stored.head.build_prompt(form, log.owner, stored.prompt_end.build_prompt(job.tokens))
-        prompt = msgspec.structs.replace(prompt, grammar=job.grammar)
-        self.core = stored.head.create_core(prompt, log.base_response, dice, lambda: int(clock()), seal)
-        self._replay = JournalReplay(self.core, [prompt])
+        self.log, self.core, self.rounds = log, core, rounds
+        self._job, self._compaction = job, compaction
 
-    def replay(self) -> None:
-        """Brings the core to the end of the log. Raises `ReplayError`. Call it in a thread: a log may be long."""
-        for step in split_steps(self._log.entries):
-            self._replay_step(step)
-        if self.core.needs_no_more:
+    async def replay(self) -> None:
+        """Repeats the log, in a thread where no prompt is rendered: it may be long. Raises `ReplayError`."""
+        replay = self._apply_steps()
+        unfinished = await asyncio.to_thread(next, replay, None)
+        while unfinished is not None:
+            step = await self._complete_input(unfinished)
+            unfinished = await asyncio.to_thread(_send, replay, step)
+        if self.core.is_ended:
             raise ReplayError("the stored inputs end the turn, and the stored events do not")
+        if self.rounds is not None:
+            figures = self.core.figures
+            calls = [call.call for each in (*figures.done_rounds, figures.round) for call in each.calls]
+            self.rounds.tools.resume(calls if self.core.calls.due is None else [*calls, self.core.calls.due.call])
 
-    def _replay_step(self, step: Sequence[LogEntry]) -> None:
-        """Applies the inputs of a stored step. Raises `ReplayError` if its events differ from the stored ones."""
-        first = step[0].event.sequence_number
-        try:
-            events = self._replay.apply_step(step[-1].encode_journal())
-        except (IllegalInput, ValueError) as error:
-            raise ReplayError(f"the step at event {first} cannot be repeated: {error}") from error
-        if events != [entry.data for entry in step]:
-            raise ReplayError(f"the inputs of the step at event {first} give other events than the stored ones")
-
-    def continue_job(self) -> Job:
-        """Returns the job of the rest: with the tokens so far, if the engine had admitted it."""
+    @property
+    def job(self) -> Job:
+        """The job of the rest: with the tokens so far, if the engine had admitted it."""
         current = self.core.figures.round
         if not current.is_admitted:
-            return self._stored.job
-        return msgspec.structs.replace(self._stored.job, generated=tuple(current.generated_tokens))
+            return self._job
+        return msgspec.structs.replace(self._job, generated=tuple(current.generated_tokens))
+
+    @property
+    def compaction(self) -> CompactionJob | None:
+        """The compaction with which the rest begins, with the tokens so far; None if none is left."""
+        compaction, summary = self._compaction, self.core.reading.summary
+        if compaction is None or summary is None or not summary.is_open:
+            return None
+        if not summary.is_admitted:
+            return compaction
+        job = msgspec.structs.replace(compaction.job, generated=tuple(summary.generated_tokens))
+        return msgspec.structs.replace(compaction, job=job)
+
+    def _apply_steps(self) -> Generator[Unfinished, StepInput, None]:
+        """Applies the stored steps. Raises `ReplayError` if the events of one differ from the stored ones."""
+        for step in split_steps(self.log.entries):
+            first = step[0].event.sequence_number
+            try:
+                events = yield from apply_journal(self.core, step[-1].encode_journal())
+            except (IllegalInput, ValueError) as error:
+                raise ReplayError(f"the step at event {first} cannot be repeated: {error}") from error
+            if events != [entry.data for entry in step]:
+                raise ReplayError(f"the inputs of the step at event {first} give other events than the stored ones")
+
+    async def _complete_input(self, step: Unfinished) -> StepInput:
+        """Returns an input with its prompt, which is rendered as in the other process and has the tokens of there."""
+        try:
+            if isinstance(step, SummaryMark):
+                return await self._complete_summary(step)
+            if isinstance(step, RoundMark):
+                return await self._complete_round(step)
+            if self.rounds is not None and isinstance(step.result, McpResult):
+                await self.rounds.restore_images(step.output)
+        except (ApiError, RenderError) as error:
+            raise ReplayError(f"a later prompt cannot be rendered again: {error.message}") from error
+        return step
+
+    async def _complete_summary(self, mark: SummaryMark) -> SummaryInput:
+        if self._compaction is None:
+            raise ReplayError("the stored turn has no compaction")
+        compacted = await self._compaction.finish(self.core.reading.summary_text)
+        if compacted.content != mark.content:
+            raise ReplayError("the summary gives another compaction than the stored one")
+        if compacted.prompt is None or compacted.job is None:
+            return SummaryInput(mark.content)
+        prompt = compacted.prompt.replace_tokens(mark.tokens)
+        self._job = msgspec.structs.replace(compacted.job, tokens=mark.tokens)
+        return SummaryInput(mark.content, prompt)
+
+    async def _complete_round(self, mark: RoundMark) -> RoundInput:
+        following = None if self.rounds is None else await self.rounds.plan_next(self.core)
+        if following is None:
+            raise ReplayError("the stored turn has another round than is possible here")
+        tokens = mark.read_prompt(self.core.figures.round)
+        self._job = msgspec.structs.replace(following.job, tokens=tokens)
+        return RoundInput(following.prompt.replace_tokens(tokens))
+
+
+def _send(replay: Generator[Unfinished, StepInput, None], step: StepInput) -> Unfinished | None:
+    """Continues a replay with a whole input. Returns the next unfinished one; None at the end."""
+    try:
+        return replay.send(step)
+    except StopIteration:
+        return None
 
 
 def split_steps(entries: Sequence[LogEntry]) -> Iterator[Sequence[LogEntry]]:

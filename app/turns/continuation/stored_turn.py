@@ -1,16 +1,23 @@
 """The part of a turn that another process needs to continue it, as it is stored with the first step."""
 
+from datetime import datetime
+
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from antiphon.app.requests.turn_spec import ApprovalAnswer, TurnSpec
-from antiphon.app.turn_types.step_detail import TokenDetailRequest
+from antiphon.app.sandbox.sandboxed_template import SandboxedTemplate
+from antiphon.app.tools.hosted_turn import HostedTurn
+from antiphon.app.tools.stored_tools import StoredTools
 from antiphon.app.turn_types.turn_prompt import TurnPrompt
 from antiphon.app.turns.continuation.turn_head import PromptEnd, TurnHead, build_head, decode_tools, encode_tools
 from antiphon.engine.protocol import Job
+from antiphon.events.inputs import AnyInput
+from antiphon.events.response import Response
+from antiphon.harmony.format import PromptInput, TemplateOptions
 from antiphon.state.drafts import OutputSettings
 
-FORMAT_NUMBER = 3
+FORMAT_NUMBER = 4
 """Number of the format of stored turns. A process continues turns of its own number only."""
 
 
@@ -20,18 +27,101 @@ class _Numbered(Struct):
     format_number: int
 
 
+class PromptConversation(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The conversation of a prompt. It is kept as JSON, which has integers of any size."""
+
+    items: tuple[AnyInput, ...]
+    instructions: str | None = None
+    template: TemplateOptions = TemplateOptions()
+
+
+class LaterPrompts(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The parts of the prompts after the first one, in a turn with tools of the server or with a compaction."""
+
+    conversation_json: bytes
+    now: datetime
+    prompt_param: str = "input"
+    truncate: bool = False
+    max_prompt_tokens: int | None = None
+    compact_threshold: int | None = None
+    summary_tokens: tuple[int, ...] = ()
+    """The prompt of a summary that is generated first."""
+    tools: StoredTools | None = None
+
+    @classmethod
+    def of(cls, spec: TurnSpec, prompt: TurnPrompt, tools: StoredTools | None) -> "LaterPrompts":
+        """Returns those of a turn that begins with `prompt`."""
+        sent = prompt.prompt_input
+        conversation = PromptConversation(
+            items=sent.items,
+            instructions=sent.instructions,
+            template=structs.replace(sent.template, compile_source=None),
+        )
+        return cls(
+            conversation_json=msgspec.json.encode(conversation),
+            now=prompt.now,
+            prompt_param=spec.prompt_param,
+            truncate=spec.truncate,
+            max_prompt_tokens=spec.max_prompt_tokens,
+            compact_threshold=spec.compact_threshold,
+            summary_tokens=() if prompt.summary is None else prompt.summary.prompt.tokens,
+            tools=tools,
+        )
+
+    def restore_input(self, prompt_input: PromptInput) -> PromptInput:
+        """Returns the input of a prompt with the conversation."""
+        conversation = msgspec.json.decode(self.conversation_json, type=PromptConversation)
+        template = conversation.template
+        if template.source is not None:
+            template = structs.replace(template, compile_source=SandboxedTemplate)
+        return structs.replace(
+            prompt_input, items=conversation.items, instructions=conversation.instructions, template=template
+        )
+
+
 class ContinuableTurn(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A turn without its conversation."""
+    """A turn that another process can continue. Without `later`, it has no other prompt than that of its job."""
 
     format_number: int
     head: TurnHead
     job: Job
-    """The job with its seed."""
+    """The first job with its seed; after a summary that is generated first, the next one."""
     prompt_end: PromptEnd
+    later: LaterPrompts | None = None
     answers: tuple[ApprovalAnswer, ...] = ()
-    """Denials in the input, which can be sent again if the turn fails."""
+    """Answers in the input, which can be sent again if the turn fails."""
     key_id: str = ""
     """Id of the API key that the turn is counted for; empty if it had none."""
+
+    def restore_spec(self, base_response: Response) -> TurnSpec:
+        """Returns the turn to run. Its conversation is there if a later prompt needs it. Raises `ValueError`."""
+        head, later, job, rules = self.head, self.later, self.job, self.head.rules
+        prompt_input = head.restore_input()
+        spec = TurnSpec(
+            base_response=base_response,
+            prompt_input=prompt_input if later is None else later.restore_input(prompt_input),
+            sampling=job.sampling,
+            stop_strings=rules.stop_strings,
+            single_call=rules.single_call,
+            max_tool_calls=rules.max_tool_calls,
+            answers=self.answers,
+            encrypt_reasoning=rules.encrypt_reasoning,
+            compact=rules.ends_compacted,
+            prefill_only=rules.prefill_only,
+            logprobs=rules.logprobs,
+            details=rules.details,
+            cache_salt=job.cache_salt,
+            priority=job.priority,
+        )
+        if later is None:
+            return spec
+        return structs.replace(
+            spec,
+            prompt_param=later.prompt_param,
+            truncate=later.truncate,
+            max_prompt_tokens=later.max_prompt_tokens,
+            compact_threshold=later.compact_threshold,
+        )
 
 
 _encoder = msgspec.msgpack.Encoder(enc_hook=encode_tools)
@@ -42,33 +132,37 @@ _number_decoder = msgspec.msgpack.Decoder(_Numbered)
 def can_continue(spec: TurnSpec, prompt: TurnPrompt) -> bool:
     """Tells whether another process can continue a turn.
 
-    It can if the turn is a response in the background that has one job: no tools of the server, no compaction, no
-    pictures. A foreground response shows its events before they are stored, so a second run could number them in
-    another way.
+    It can if the turn is a response in the background without pictures in its prompt. A foreground response shows its
+    events before they are stored, so a second run could number them in another way.
     """
     response = spec.base_response
     return bool(
         response.background
         and response.store
         and spec.stored_chat is None
-        and spec.hosted_tools is None
         and spec.text_completion is None
-        and not (spec.compact or spec.prefill_only or prompt.summary)
-        and spec.details == TokenDetailRequest()
         and not prompt.prompt.media
         and spec.time_limit is None
     )
 
 
 def encode_turn(
-    spec: TurnSpec, prompt: TurnPrompt, job: Job, settings: OutputSettings, dice_key: bytes, key_id: str = ""
+    spec: TurnSpec,
+    prompt: TurnPrompt,
+    job: Job,
+    settings: OutputSettings,
+    dice_key: bytes,
+    tools: HostedTurn | None = None,
+    key_id: str = "",
 ) -> bytes:
-    """Returns a turn that `can_continue` as bytes. `key_id`: see `ContinuableTurn`."""
+    """Returns a turn that `can_continue` as bytes. `tools` run its calls. `key_id`: see `ContinuableTurn`."""
+    has_later = tools is not None or spec.compact or prompt.summary is not None
     turn = ContinuableTurn(
         format_number=FORMAT_NUMBER,
-        head=build_head(spec.build_rules(), prompt, settings, dice_key),
+        head=build_head(spec.build_rules(), prompt, settings, dice_key, None if tools is None else tools.rules),
         job=job,
         prompt_end=PromptEnd.of(prompt.prompt),
+        later=LaterPrompts.of(spec, prompt, None if tools is None else tools.stored) if has_later else None,
         answers=spec.answers,
         key_id=key_id,
     )

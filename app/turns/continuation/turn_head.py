@@ -110,7 +110,7 @@ class TurnHead(Struct, frozen=True, kw_only=True, omit_defaults=True):
         search: DeferredTools | None = None,
     ) -> TurnCore:
         """Returns a new core of the turn. `sign` and `search`: see `CallRules`."""
-        if self.summary is not None:
+        if self.summary is not None and prompt.summary is None:
             summary = msgspec.structs.replace(prompt, prompt=self.summary.build_prompt())
             prompt = msgspec.structs.replace(prompt, summary=summary)
         calls = None
@@ -183,11 +183,13 @@ def _list_citable(items: Sequence[AnyInput]) -> tuple[AnyInput, ...]:
 def encode_tools(value: object) -> bytes:
     """Returns the tools as JSON: their schemas may hold integers of any size, for which msgpack has 64 bits."""
     assert isinstance(value, ToolTable)
-    return msgspec.json.encode(tuple(value))
+    return msgspec.json.encode((tuple(value), tuple(value.hidden)) if value.hidden else tuple(value))
 
 
 def decode_tools(_: type, tools: bytes) -> ToolTable:
     """Returns the tools in JSON."""
+    if tools.startswith(b"[["):  # hidden ones, too
+        return ToolTable(*msgspec.json.decode(tools, type=tuple[tuple[ToolSpec, ...], tuple[ToolSpec, ...]]))
     return ToolTable(msgspec.json.decode(tools, type=tuple[ToolSpec, ...]))
 
 

@@ -38,6 +38,8 @@ class TurnCalls:
         """The pages that web searches have found, which the model may cite."""
         self.num_rounds = 0
         """Number of rounds that have ended with calls."""
+        self.num_approved = 0
+        """Number of calls that the client has approved and that have begun."""
         self._num_calls, self._tool_time_ms = 0, 0
         self._open_call: Call | None = None
         self._arguments: list[str] = []

@@ -14,8 +14,16 @@ class SummaryReader:
         self._texts: list[str] = []
         self.is_open = True
         """True until the compaction ends: what the engine generates belongs to the summary."""
+        self.is_admitted = self.is_finished = False
+        """True once the engine has the job, or has ended it."""
         self.num_prompt_tokens = prompt.prompt.num_tokens
-        self.num_cached_tokens = self.num_generated_tokens = 0
+        self.num_cached_tokens = 0
+        self.generated_tokens: list[int] = []
+
+    @property
+    def num_generated_tokens(self) -> int:
+        """Number of generated tokens."""
+        return len(self.generated_tokens)
 
     @property
     def reasoning_tokens(self) -> int:
@@ -36,7 +44,8 @@ class SummaryReader:
         """Reads one engine step. A summary that was cut at the token limit is valid, one whose job failed is empty."""
         if isinstance(step, ScoredTokensInput):
             self.count_prompt(step.cached_tokens, step.prompt_tokens)
-        self.num_generated_tokens += len(step.tokens)
+        self.generated_tokens += step.tokens
+        self.is_finished = isinstance(step, FinishedInput)
         segments = self._reader.feed(step.tokens)
         if isinstance(step, FinishedInput):
             segments += self._reader.finish(natural=step.finish == "stop")

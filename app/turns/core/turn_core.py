@@ -111,6 +111,7 @@ class TurnCore:
         self._begin()
         summary, current = self.reading.summary, self.figures.round
         if summary is not None and summary.is_open:
+            summary.is_admitted = True
             summary.count_prompt(step.cached_tokens, step.prompt_tokens)
             self._output.events += self.machine.feed(Compact())
             return
@@ -224,6 +225,7 @@ class TurnCore:
         """Begins a call that the client has approved. It is due now."""
         assert self.calls.rules is not None
         approved = self.calls.rules.approved[step.number]
+        self.calls.num_approved = step.number + 1
         for segment in (approved.call, Arguments(approved.arguments), Close()):
             self._output.feed(segment)
 

@@ -21,9 +21,9 @@ from antiphon.app.turns.media.image_source import ImageRecipe, ImageSource
 from antiphon.app.turns.media.preparing import ImageKey, ImagePreparation
 from antiphon.app.turns.media.reading import MediaReading
 from antiphon.events.hosted_inputs import InputMcpCall
-from antiphon.events.inputs import AnyInput
+from antiphon.events.inputs import AnyInput, InputImage
 from antiphon.events.media_parts import list_media
-from antiphon.events.result_images import hide_images
+from antiphon.events.result_images import hide_images, split_output
 from antiphon.harmony.image_tokens import PromptImage
 
 _logger = structlog.get_logger(__name__)
@@ -79,7 +79,7 @@ class ResultImages:
             return known.rows
         if self._num_bytes + len(image.data) > MAX_RESULT_BYTES:
             return TOO_LARGE_REASON
-        prepared = await self._prepare(image, key)
+        prepared = await self._prepare(key, image)
         if isinstance(prepared, str):
             return prepared
         if prepared.rows > max_tokens:
@@ -91,9 +91,23 @@ class ResultImages:
             await self._keep(image, response_id)
         return prepared.rows
 
-    async def _prepare(self, image: ResultImage, key: ImageKey) -> PromptImage | str:
+    async def restore(self, output: str) -> None:
+        """Prepares the stored pictures of a result that another process has taken. Others stay placeholders."""
+        parts = split_output(output)
+        for url in (
+            [part.image_url for part in parts if isinstance(part, InputImage)] if isinstance(parts, tuple) else ()
+        ):
+            self._num_images += 1
+            key = url or "", None
+            if key in self.shown:
+                continue
+            if not isinstance(prepared := await self._prepare(key), str):
+                self.shown[key] = prepared
+
+    async def _prepare(self, key: ImageKey, image: ResultImage | None = None) -> PromptImage | str:
         reading = MediaReading((), self._owner, self._store, "")
-        reading.blobs[image.reference.sha256] = image.data
+        if image is not None:
+            reading.blobs[image.reference.sha256] = image.data
         preparation = ImagePreparation(
             self._preparer, self._source, self._model, self._owner, reading, num_images=self._num_images + 1
         )

@@ -11,6 +11,7 @@ from antiphon.app.requests.media.sent_media import SentMedia
 from antiphon.app.requests.turn_spec import TurnSpec
 from antiphon.app.store.store import ResponseStore
 from antiphon.app.tools.hosted_turn import HostedTurn
+from antiphon.app.tools.stored_tools import ReopenedTools, StoredTools
 from antiphon.app.tools.tool_host import ToolHost
 from antiphon.app.turn_types.blob_urls import BlobContents
 from antiphon.app.turn_types.turn_prompt import TurnPrompt
@@ -71,7 +72,7 @@ class TurnPreparer:
             for group in [numbers] if spec.hosted_tools is None else [[number] for number in numbers]:
                 opened, tools = await self.open_tools(spec, owner)
                 prompt = await self._render(model, opened, owner, is_large=is_large)
-                results = None if tools is None else self._media.open_results(model, opened, owner)
+                results = None if tools is None else self.open_results(model, opened, owner)
                 choices += [Choice(opened, tools, prompt, number, media, results) for number in group]
         return choices
 
@@ -88,6 +89,14 @@ class TurnPreparer:
         """
         spec, tools = await self._tool_host.open_tools(spec, owner, self._clock())
         return (msgspec.structs.replace(spec, answers=()), None) if spec.prefill_only else (spec, tools)
+
+    async def reopen_tools(self, stored: StoredTools, owner: str) -> ReopenedTools:
+        """Returns what runs the calls of a turn that another process began."""
+        return await self._tool_host.reopen_tools(stored, owner)
+
+    def open_results(self, model: ServedModel, spec: TurnSpec, owner: str) -> ResultImages | None:
+        """Returns what takes the pictures in results of the tools of a turn; None for a model that sees none."""
+        return self._media.open_results(model, spec, owner)
 
     async def _render(self, model: ServedModel, spec: TurnSpec, owner: str, *, is_large: bool) -> TurnPrompt:
         """Returns the prompt of a turn. Raises `ApiError`."""

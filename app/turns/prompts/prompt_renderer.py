@@ -81,6 +81,22 @@ class PromptRenderer:
         render = partial(self._render_prompt, model, spec, owner, datetime.fromtimestamp(now, UTC))
         return await self._run_in_thread(render, spec, is_large=is_large)
 
+    async def restore_prompt(
+        self,
+        model: ServedModel,
+        spec: TurnSpec,
+        owner: str,
+        now: datetime,
+        tokens: tuple[int, ...],
+        summary_tokens: tuple[int, ...] = (),
+    ) -> TurnPrompt:
+        """Returns a prompt that was rendered in another process. Raises `ApiError`.
+
+        `tokens` are those that the model read there; `summary_tokens` those of the summary that is generated first.
+        """
+        restore = partial(self._restore_prompt, model, spec, owner, now, tokens, summary_tokens)
+        return await self._run_in_thread(restore, spec)
+
     async def render_compacted(
         self, model: ServedModel, spec: TurnSpec, prompt: TurnPrompt, summary: str
     ) -> tuple[str, TurnPrompt | None]:
@@ -126,6 +142,24 @@ class PromptRenderer:
         if spec.compact_threshold is not None and prompt.prompt.num_tokens > spec.compact_threshold:
             return msgspec.structs.replace(prompt, summary=self._render_summary(model, prompt))
         return prompt
+
+    def _restore_prompt(
+        self,
+        model: ServedModel,
+        spec: TurnSpec,
+        owner: str,
+        now: datetime,
+        tokens: tuple[int, ...],
+        summary_tokens: tuple[int, ...],
+    ) -> TurnPrompt:
+        rendered = self.prompt_token_cache.render(model.format, owner, spec.prompt_input, now)
+        prompt = rendered.replace_tokens(tokens)
+        if not summary_tokens:
+            return prompt
+        summary = self._render_summary(model, prompt)
+        if summary is None:
+            raise RenderError("The context has no room for a summary.")
+        return msgspec.structs.replace(prompt, summary=summary.replace_tokens(summary_tokens))
 
     def _render_summary(self, model: ServedModel, prompt: TurnPrompt) -> TurnPrompt | None:
         """Returns the prompt of a summary; None if the context has no room for it."""

@@ -231,10 +231,18 @@ def _last_message_end(form: ModelFormat, tokens: Sequence[int]) -> int:
     return next((position for position in reversed(range(len(tokens))) if tokens[position] in form.end_ids), -1)
 
 
-def common_length(tokens: Sequence[int], others: Sequence[int]) -> int:
-    """Returns the length of the common prefix."""
-    pairs = enumerate(zip(tokens, others, strict=False))
-    return next((index for index, (a, b) in pairs if a != b), min(len(tokens), len(others)))
+def common_length(tokens: tuple[int, ...], others: tuple[int, ...]) -> int:
+    """Returns the length of the common prefix. Slices are compared: a loop over the tokens of a prompt takes long."""
+    low, high = 0, min(len(tokens), len(others))
+    if tokens[:high] == others[:high]:
+        return high
+    while high - low > 1:  # the first difference is in this range
+        middle = (low + high) // 2
+        if tokens[low:middle] == others[low:middle]:
+            low = middle
+        else:
+            high = middle
+    return low
 
 
 def _size_tokens(turn: FinishedTurn) -> int:

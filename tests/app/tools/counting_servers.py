@@ -111,7 +111,13 @@ def build_script(seconds_by_input: dict[str, tuple[tuple[str, float], ...]]) -> 
         }
         for text, calls in seconds_by_input.items()
     ]
-    return [{"name": "counted", "when": [COUNTED], "output": ["It is done."], "tokens_per_chunk": 1}, *replies]
+    unknown = {
+        "name": "unknown",
+        "when": ["its outcome is unknown"],
+        "output": ["I do not know."],
+        "tokens_per_chunk": 1,
+    }
+    return [unknown, {"name": "counted", "when": [COUNTED], "output": ["It is done."], "tokens_per_chunk": 1}, *replies]
 
 
 class CountingServers(Struct, frozen=True):

@@ -124,12 +124,11 @@ async def test_call_of_a_background_response_continues_without_readers() -> None
 
 @CALLS
 async def test_shutdown_ends_the_call_and_the_response_as_failed(*, is_legacy: bool, is_approved: bool) -> None:
-    background = is_legacy
     async with run_tools(is_legacy=is_legacy, shutdown_timeout=0.3) as run:
-        request = body("Please wait.", background=background, stream=True)
+        request = body("Please wait.", stream=True)
         if is_approved:
-            approval = await run.approve({"model": "scripted", "input": "Please wait."})
-            request = approval | {"tools": tools(), "background": background, "stream": True}
+            request = await run.approve({"model": "scripted", "input": "Please wait."})
+            request |= {"tools": tools(), "stream": True}
         reading = asyncio.create_task(run.post(**request))
         await run.wait_running()
         run.server.stop()
@@ -137,6 +136,16 @@ async def test_shutdown_ends_the_call_and_the_response_as_failed(*, is_legacy: b
         response = check_stream(parse_events(reply.text))
         check_frozen(response, "failed")
         assert response["error"]["code"] == "server_error" and "shutting down" in response["error"]["message"]
+        await asyncio.wait_for(run.seen.cancelled.wait(), HANG_TIMEOUT_S)
+
+
+async def test_shutdown_ends_the_call_and_leaves_the_background_response_open() -> None:
+    async with run_tools(shutdown_timeout=0.3) as run:
+        reading = asyncio.create_task(run.post(**body("Please wait.", background=True, stream=True)))
+        await run.wait_running()
+        run.server.stop()
+        events = parse_events((await asyncio.wait_for(reading, HANG_TIMEOUT_S)).text)
+        assert events[-1]["type"] == "response.mcp_call_arguments.done", "another server goes on"
         await asyncio.wait_for(run.seen.cancelled.wait(), HANG_TIMEOUT_S)
 
 

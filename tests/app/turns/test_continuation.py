@@ -11,7 +11,7 @@ from antiphon.app.requests.turn_spec import ApprovalAnswer, TurnSpec
 from antiphon.app.turn_types.event_log import EventLog
 from antiphon.app.turn_types.turn_prompt import TurnPrompt
 from antiphon.app.turns.continuation import stored_turn
-from antiphon.app.turns.continuation.replay import CoreRebuild, split_steps
+from antiphon.app.turns.continuation.replay import TurnRebuild, split_steps
 from antiphon.app.turns.turn_factory import TurnFactory
 from antiphon.engine.protocol import Job, Sampling
 from antiphon.events.response import Response
@@ -43,7 +43,8 @@ async def run_recorded(case: Case, monkeypatch: pytest.MonkeyPatch) -> tuple[Eve
         turn = create(self, model, choice, spec, *parts)
         turn.writer.keeps_journal = True
         response = msgspec.structs.replace(spec.base_response, background=True, store=True)
-        if stored_turn.can_continue(msgspec.structs.replace(spec, base_response=response), choice.prompt):
+        replaced = msgspec.structs.replace(spec, base_response=response)
+        if stored_turn.can_continue(replaced, choice.prompt) and choice.prompt.summary is None and not spec.compact:
             stored.append(stored_turn.encode_turn(spec, choice.prompt, turn._job, self.settings, b""))
         return turn
 
@@ -59,15 +60,12 @@ def truncate_log(log: EventLog, num_entries: int) -> EventLog:
     return shorter
 
 
-def rebuild(case: Case, data: bytes, log: EventLog) -> CoreRebuild:
-    return CoreRebuild(
-        stored_turn.decode_turn(data),
-        log,
-        load_case_format(case.dialect),
-        dice=repeat_dice(b""),
-        clock=lambda: 1_700_000_000.0,
-        seal=partial(run_case.PlainSealer().seal, log.owner),
-    )
+def rebuild(case: Case, data: bytes, log: EventLog) -> TurnRebuild:
+    stored, form = stored_turn.decode_turn(data), load_case_format(case.dialect)
+    prompt = stored.head.build_prompt(form, log.owner, stored.prompt_end.build_prompt(stored.job.tokens))
+    seal = partial(run_case.PlainSealer().seal, log.owner)
+    core = stored.head.create_core(prompt, log.base_response, repeat_dice(b""), lambda: 1_700_000_000, seal)
+    return TurnRebuild(log, core, stored.job)
 
 
 @pytest.mark.parametrize("case", REPLAYED, ids=lambda case: case.name)
@@ -78,9 +76,9 @@ async def test_stored_tokens_give_the_stored_events(case: Case, monkeypatch: pyt
         for count in range(len(steps)) if FULL_COUNTS else {0, 1, len(steps) // 2, len(steps) - 1}:
             entries = sum(len(step) for step in steps[:count])
             rebuilt = rebuild(case, data, truncate_log(log, entries))
-            rebuilt.replay()
+            await rebuilt.replay()
             tokens = tuple(token for entry in log.entries[:entries] if entry.detail for token in entry.detail.tokens)
-            assert rebuilt.continue_job().generated == (tokens if count else None)
+            assert rebuilt.job.generated == (tokens if count else None)
 
 
 @pytest.mark.parametrize("end", [{}, {"in_reasoning": True}, {"in_text": True}, {"in_wrapper": True}])

@@ -1,11 +1,13 @@
 """The journal of a turn: every input that it holds is decoded as it was, and takes few bytes."""
 
 import math
-from typing import Any, get_args
+from datetime import UTC, datetime
+from typing import get_args
 
 import pytest
 
 from antiphon.app.tools.search.citations import SourceList, WebSource
+from antiphon.app.turn_types.turn_prompt import TurnPrompt
 from antiphon.app.turns.continuation.journal import (
     JournaledInput,
     ResultMark,
@@ -15,10 +17,14 @@ from antiphon.app.turns.continuation.journal import (
 )
 from antiphon.app.turns.core import inputs as step_inputs
 from antiphon.app.turns.core.inputs import StepInput
+from antiphon.app.turns.core.rounds import Round
 from antiphon.engine.protocol import Fault, TokenLogprob
 from antiphon.events.hosted import McpExecutionError, McpHttpError, McpProtocolError
+from antiphon.harmony.format import PromptInput
+from antiphon.harmony.rendered_prompt import RenderedPrompt
 from antiphon.state.segments import CallResult, CodeResult, FileSearchResult, McpResult, WebSearchResult
 from tests.journals import encode_steps
+from tests.snapshots.run_case import load_case_format
 
 LARGEST = 2**63 - 1
 LOGPROBS = (TokenLogprob(1, -0.1, ((1, -0.1), (2, -math.inf))), TokenLogprob(LARGEST, -1e-300))
@@ -64,14 +70,44 @@ def test_results_are_decoded_as_they_were() -> None:
     assert decode_inputs(encode_steps(inputs)) == inputs
 
 
-def test_prompts_are_left_out() -> None:
-    prompt: Any = object()
+def make_prompt(*tokens: int) -> TurnPrompt:
+    return TurnPrompt(
+        format=load_case_format("hermes"),
+        owner="",
+        prompt_input=PromptInput(),
+        now=datetime(2026, 11, 29, tzinfo=UTC),
+        rendered_tokens=tokens,
+        prompt=RenderedPrompt(tokens, ""),
+    )
+
+
+def make_round(prompt: TurnPrompt, *generated: int) -> Round:
+    done = Round(prompt, prompt.format.create_reader(prompt.prompt, prompt.prompt_input), 0)
+    done.generated_tokens += generated
+    return done
+
+
+@pytest.mark.parametrize(
+    ("tokens", "num_known"),
+    [((1, 2, 7, 8, 5, 6), 4), ((1, 2, 7, 8), 4), ((1, 2, 7, 9, 5), 3), ((1, 2, 5), 2), ((3,), 0), ((), 0)],
+)
+def test_prompt_of_a_round_is_kept_as_what_is_new(tokens: tuple[int, ...], num_known: int) -> None:
+    done = make_round(make_prompt(1, 2), 7, 8)
+    inputs: list[StepInput] = [step_inputs.RoundInput(make_prompt(*tokens))]
+    [mark] = decode_inputs(encode_steps(inputs, done))
+    assert mark == RoundMark(num_known, tokens[num_known:])
+    assert isinstance(mark, RoundMark) and mark.read_prompt(done) == tokens
+    if num_known > 2:
+        with pytest.raises(ValueError, match="another output"):
+            mark.read_prompt(make_round(make_prompt(1, 2)))
+
+
+def test_prompt_after_a_summary_is_kept() -> None:
     inputs: list[StepInput] = [
-        step_inputs.SummaryInput("content", prompt),
+        step_inputs.SummaryInput("content", make_prompt(1, 2)),
         step_inputs.SummaryInput("content"),
-        step_inputs.RoundInput(prompt),
     ]
-    marks = [SummaryMark("content", has_prompt=True), SummaryMark("content", has_prompt=False), RoundMark()]
+    marks = [SummaryMark("content", True, (1, 2)), SummaryMark("content", False)]  # as they are stored
     assert decode_inputs(encode_steps(inputs)) == marks
 
 

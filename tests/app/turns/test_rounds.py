@@ -172,7 +172,8 @@ async def test_repeated_round_has_the_calls_before_it_for_citations() -> None:
             FinishedInput(),
             ResultInput(McpResult("found"), "found"),
             RoundInput(opened.prompt),
-        ]
+        ],
+        core.figures.round,
     )
     JournalReplay(core, [opened.prompt, opened.prompt]).apply_step(journal)
     *earlier, call, output = core.figures.round.prompt.prompt_input.items

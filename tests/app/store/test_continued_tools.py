@@ -1,0 +1,98 @@
+"""Background responses with tools that the server runs, whose server is gone: they continue, and no call is made twice."""
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from antiphon.app.context import ServerContext
+from antiphon.app.turns.due_calls import UNKNOWN_OUTCOME
+from tests.app.store.continued_turns import read_end, run_context, start_turn, wait_for_entries
+from tests.app.store.store_helpers import StorePlace
+from tests.app.tools.counting_servers import LABEL, CountingTool, build_script, serve_counter
+from tests.invariants import check_stream
+from tests.progress import HANG_TIMEOUT_S
+from tests.serving import scripted_registry
+
+pytestmark = pytest.mark.processes
+TOOLS = [{"type": "mcp", "server_label": LABEL, "require_approval": "never"}]
+SECRET = "sk-very-secret-credential"
+
+
+def make_settings(tool: CountingTool) -> dict[str, Any]:
+    script = build_script({"Count twice.": (("a", 0.0), ("b", 0.0)), "Wait.": (("slow", 60.0),)})
+    script.insert(0, {"name": "no credentials", "when": ["which are never stored"], "output": ["I cannot."]})
+    return {"registry": scripted_registry(script, delay=0.005), "tool_servers": (f"{LABEL}={tool.url}",)}
+
+
+async def wait_for_type(context: ServerContext, response_id: str, kind: str) -> None:
+    async with asyncio.timeout(HANG_TIMEOUT_S):
+        log = await context.store.read_log("", response_id)
+        assert log is not None
+        while kind not in [json.loads(entry.data)["type"] for entry in log.entries[: log.published]]:
+            await asyncio.sleep(0.002)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "response.mcp_list_tools.completed",
+        "response.mcp_call_arguments.delta",
+        "response.mcp_call.completed",
+        "response.output_text.delta",
+    ],
+)
+async def test_response_with_calls_continues(place: StorePlace, kind: str) -> None:
+    async with serve_counter() as tool:
+        async with run_context(place, **make_settings(tool)) as first:
+            log = await start_turn(first, input="Count twice.", tools=TOOLS)
+            await wait_for_type(first, log.id, kind)
+        before = [json.loads(entry.data) for entry in log.entries]
+        assert before[-1]["type"] != "response.completed"
+        async with run_context(place, **make_settings(tool)) as second:
+            events = await read_end(second, log.id)
+    assert events[: len(before)] == before
+    response = check_stream(events)
+    assert response["status"] == "completed"
+    assert [item["type"] for item in response["output"]][-3:] == ["mcp_call", "mcp_call", "message"]
+    assert max(tool.counts.begun.values()) == 1
+    assert place.read_rows("SELECT count(*) FROM continuations") == [(0,)]
+
+
+async def test_call_that_ran_is_not_run_again(place: StorePlace) -> None:
+    async with serve_counter() as tool:
+        async with run_context(place, **make_settings(tool)) as first:
+            log = await start_turn(first, input="Wait.", tools=TOOLS)
+            async with asyncio.timeout(HANG_TIMEOUT_S):
+                while not tool.counts.begun["slow"]:
+                    await asyncio.sleep(0.005)
+        async with run_context(place, **make_settings(tool)) as second:
+            response = check_stream(await read_end(second, log.id))
+    call, answer = response["output"][-2:]
+    assert (response["status"], call["status"], answer["content"][0]["text"]) == (
+        "completed",
+        "failed",
+        "I do not know.",
+    )
+    assert call["error"]["content"] == [{"type": "text", "text": UNKNOWN_OUTCOME}]
+    assert tool.counts.begun == {"slow": 1}
+
+
+async def test_credentials_of_a_client_are_not_stored_and_their_calls_fail(place: StorePlace) -> None:
+    async with serve_counter() as tool:
+        settings = make_settings(tool) | {"tool_servers": (), "mcp_allowed_hosts": (tool.url.split("/")[2],)}
+        tools = [TOOLS[0] | {"server_url": tool.url, "authorization": SECRET}]
+        async with run_context(place, **settings) as first:
+            log = await start_turn(first, input="Count twice.", tools=tools)
+            await wait_for_entries(log, 7)
+            stored = [bytes(row[0]) for row in place.read_rows("SELECT data FROM continuations")]
+            assert len(stored) == 1 and SECRET.encode() not in stored[0]
+            assert not tool.counts.begun
+        settings = make_settings(tool) | {"tool_servers": (), "mcp_allowed_hosts": (tool.url.split("/")[2],)}
+        async with run_context(place, **settings) as second:
+            response = check_stream(await read_end(second, log.id))
+    calls = [item for item in response["output"] if item["type"] == "mcp_call"]
+    assert [call["status"] for call in calls[:2]] == ["failed", "failed"]
+    assert "which are never stored" in json.dumps(calls[0]["error"])
+    assert not tool.counts.begun
