@@ -9,8 +9,7 @@ steps of those responses only that another server has said it reads, and at most
 """
 
 import contextlib
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import psycopg
@@ -66,7 +65,6 @@ class PostgresDatabase(PostgresReads):
         self._session = PostgresConnection(address)
         super().__init__(self._session)
         self._name, self._encryption_key, self._lease_s = name, encryption_key, lease_s
-        self._spared_until = 0.0
         self._figures: str | None = None
         """Figures of the server that the next commit saves; None if they have not changed."""
         self.wanted: set[str] = set()
@@ -123,7 +121,6 @@ class PostgresDatabase(PostgresReads):
     def reconnect(self) -> int:
         """Connects again. Returns the number of this writer's last transaction in the database."""
         self._session.reopen()
-        self._spared_until = time.monotonic() + self._lease_s
         row = self._connection.execute("SELECT commits FROM writers WHERE name = ?", (self._name,)).fetchone()
         return row[0] if row else 0
 
@@ -215,12 +212,3 @@ class PostgresDatabase(PostgresReads):
         rows = self._connection.execute(query, (writer,)).fetchall()
         self.wanted.update(response_id for response_id, _, wanted in rows if wanted)
         return {response_id: bool(cancel) for response_id, cancel, _ in rows}
-
-    def list_orphaned(
-        self, alive: Callable[[str, float], bool], table: OwnedTable = "responses"
-    ) -> list[tuple[str, str, str]]:
-        """Returns owner, id and writer of each incomplete row whose writer is dead.
-
-        No writer can renew its heartbeat in an outage, so none is dead before the lease has passed again after it.
-        """
-        return [] if time.monotonic() < self._spared_until else super().list_orphaned(alive, table)

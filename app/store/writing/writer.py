@@ -178,6 +178,7 @@ class StoreWriter:
                 outage.last_error = str(error)
                 _log.error("the database of the store cannot be reached", error=outage.last_error)
             return None
+        self.watch.restart()
         _log.info("the database of the store can be reached again", seconds=round(outage.elapsed_s, 1))
         return last_number
 

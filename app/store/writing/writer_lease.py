@@ -50,6 +50,11 @@ class HeartbeatWatch:
         alive = self.list_alive()
         self.num_serving = max(sum(name in alive and self.takes_requests(figures) for name, _, figures in writers), 1)
 
+    def restart(self) -> None:
+        """Begins to watch anew after an outage, in which no heartbeat could change: no silence before it counts."""
+        self._watched_at = self._clock()
+        self._seen = {name: (heartbeat, 0.0) for name, (heartbeat, _) in self._seen.items()}
+
     def is_alive(self, name: str, heartbeat: float) -> bool:
         """Tells whether a writer is alive that has this heartbeat now, or 0 if it has none."""
         if name == self._own_name:

@@ -64,6 +64,15 @@ def test_pause_of_the_watching_server_is_no_death_of_others() -> None:
     assert not watched.observe(0.5)
 
 
+def test_silence_before_an_outage_does_not_count() -> None:
+    watched = Watched()
+    assert all(watched.observe(1.0) for _ in range(6))
+    watched.now += HOUR_S
+    watched.watch.restart()
+    assert all(watched.observe(1.0) for _ in range(6)), "it has a whole lease to come back"
+    assert not watched.observe(1.0)
+
+
 def test_server_without_a_heartbeat_and_ended_process_are_dead_at_once() -> None:
     watched = Watched()
     machine, pid, start_time, _ = create_name().split(":")
