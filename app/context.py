@@ -205,7 +205,7 @@ def create_context(
         store,
         capacity,
         output_settings=OutputSettings(reasoning=settings.reasoning_output, patch_diffs=settings.apply_patch_diffs),
-        timeouts=timeouts,
+        timeouts=structs.replace(timeouts, disconnect_grace_s=settings.disconnect_grace),
         sealer=sealer,
         tool_host=create_tool_host(settings, sealer, new_id, metrics.on_tool_call),
         media=media,

@@ -1,9 +1,10 @@
-"""Latency that durable background responses cost: their events are not visible before they are in the store.
+"""Latency that durable responses cost: their events are not visible before they are in the store.
 
     python -m bench.store_overhead
 
 A scripted model generates a token every `TOKEN_INTERVAL_S` seconds. The client measures TTFT and ITL of responses that
-are not stored, stored, and stored in background mode, one after the other in each round. It does so with a SQLite file
+are not stored, stored with `--show-uncommitted` and without it, and in background mode, one after the other in each
+round. It does so with a SQLite file
 and, where PostgreSQL is installed, with a database on this machine that syncs its commits.
 """
 
@@ -35,8 +36,13 @@ from tests.postgres_server import find_programs, run_postgres
 TOKEN_INTERVAL_S = 0.01
 OUTPUT_TOKENS = 100
 STREAM_COUNTS = (1, 16, 64)
-MODES = {"not stored": {"store": False}, "stored": {"store": True}, "background": {"background": True}}
-"""Request fields by the name of the mode."""
+MODES = {
+    "not stored": ({"store": False}, False),
+    "stored, shown early": ({"store": True}, True),
+    "stored": ({"store": True}, False),
+    "background": ({"background": True}, False),
+}
+"""Request fields by the name of the mode, and whether the server shows events before they are committed."""
 Latencies = tuple[list[float], list[float]]
 """TTFT of every stream and ITL of every piece of text, in milliseconds."""
 
@@ -78,17 +84,18 @@ def run_rounds(rounds: int) -> dict[tuple[int, str, str], Latencies]:
     samples: dict[tuple[int, str, str], Latencies] = {}
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
-        stores = {"SQLite": str(Path(folder) / "r.db")}
+        stores = {("SQLite", early): str(Path(folder) / f"{early}.db") for early in (False, True)}
         if find_programs() is not None:
             server = stack.enter_context(run_postgres({"fsync": "on"}))
-            stores["PostgreSQL"] = server.create_database()
+            stores |= {("PostgreSQL", early): server.create_database() for early in (False, True)}
         ports = {
-            name: stack.enter_context(start_server_module("bench.store_overhead", store))[1]
-            for name, store in stores.items()
+            place: stack.enter_context(start_server_module("bench.store_overhead", store, *["early"] * place[1]))[1]
+            for place, store in stores.items()
         }
         for round_index in range(-1, rounds):  # the first round is the warm-up
-            for streams, (mode, fields), (name, port) in itertools.product(STREAM_COUNTS, MODES.items(), ports.items()):
-                ttfts, itls = measure_latencies(port, streams, fields)
+            names = dict.fromkeys(name for name, _ in ports)
+            for streams, (mode, (fields, early)), name in itertools.product(STREAM_COUNTS, MODES.items(), names):
+                ttfts, itls = measure_latencies(ports[name, early], streams, fields)
                 if round_index >= 0:
                     all_ttfts, all_itls = samples.setdefault((streams, mode, name), ([], []))
                     all_ttfts.extend(ttfts)
@@ -109,9 +116,9 @@ def main() -> None:
         print(f"| {streams} | {mode} | {store} | {' | '.join(cells)} |")
 
 
-async def _serve(store_name: str) -> None:
+async def _serve(store_name: str, *, early: bool) -> None:
     place = {"store_url": store_name} if store_name.startswith("postgresql:") else {"store_file": Path(store_name)}
-    settings = Settings(port=0, shutdown_timeout=0.1, **place)  # type: ignore[arg-type]
+    settings = Settings(port=0, shutdown_timeout=0.1, show_uncommitted=early, **place)  # type: ignore[arg-type]
     store = open_store(settings)
     with bind_socket(settings) as listener:
         context = create_context(settings, build_registry(), store=store)
@@ -123,6 +130,6 @@ async def _serve(store_name: str) -> None:
 
 if __name__ == "__main__":
     if sys.argv[1:2] and not sys.argv[1].startswith("-"):
-        uvloop.run(_serve(sys.argv[1]))
+        uvloop.run(_serve(sys.argv[1], early="early" in sys.argv[2:]))
     else:
         main()

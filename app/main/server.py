@@ -118,7 +118,11 @@ class AntiphonServer(uvicorn.Server):
         self._bind_grpc()
         context = self._context
         context.usage.start()
-        context.turn_manager.continuer.start(context.models.served, context.settings.continue_within)
+        context.turn_manager.continuer.start(
+            context.models.served,
+            context.settings.continue_within,
+            background_only=context.settings.show_uncommitted,
+        )
         listeners = [
             listener
             for original in sockets or ()

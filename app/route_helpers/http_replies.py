@@ -89,7 +89,7 @@ def cancel_started(context: ServerContext, starting: "asyncio.Task[list[EventLog
     A task may complete in the same iteration of the event loop in which the one that waits for it is cancelled.
     """
     if starting.done() and not starting.cancelled() and starting.exception() is None:
-        with count_readers(context, starting.result()):
+        with count_readers(context, starting.result(), knows_id=False):
             pass
 
 
@@ -100,7 +100,7 @@ async def final_reply(request: AnyRequest, reply: Awaitable[T], logs: Sequence[E
     """
     try:
         async with asyncio.timeout(None) as limit:
-            with count_readers(server_context(request), logs), _limit_lost(logs, limit):
+            with count_readers(server_context(request), logs, knows_id=False), _limit_lost(logs, limit):
                 return await cancel_on_disconnect(request, reply)
     except TimeoutError:
         if not limit.expired():
@@ -127,20 +127,22 @@ def _limit_lost(logs: Sequence[EventLog], limit: asyncio.Timeout) -> Iterator[No
 
 
 @contextlib.contextmanager
-def count_readers(context: ServerContext, logs: Sequence[EventLog]) -> Iterator[None]:
+def count_readers(context: ServerContext, logs: Sequence[EventLog], *, knows_id: bool = True) -> Iterator[None]:
     """Counts one more reader of each log during the block.
 
-    When the last reader of a log is done, its turn is cancelled, unless it is a background turn.
+    When the last reader of a log is done, its turn ends at once or later: see `LeftTurns`. `knows_id`: the client
+    knows the ids of the logs.
     """
     for log in logs:
         log.readers += 1
+        context.turn_manager.join_turn(log)
     try:
         yield
     finally:
         for log in logs:
             log.readers -= 1
-            if not log.readers and not log.base_response.background:
-                context.turn_manager.cancel_turn(log.id, "client_left")
+            if not log.readers:
+                context.turn_manager.leave_turn(log, knows_id=knows_id)
 
 
 async def cancel_on_disconnect(request: AnyRequest, work: Awaitable[T]) -> T:

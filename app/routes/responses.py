@@ -91,9 +91,9 @@ async def retrieve_response(request: AnyRequest, response_id: FromPath[str]) -> 
 
 @endpoint("DELETE", "/v1/responses/{response_id}", prepare=prepare_read)
 async def delete_response(request: AnyRequest, response_id: FromPath[str]) -> Response[Any]:
-    """Deletes a stored response. A background response that is still running is cancelled."""
+    """Deletes a stored response. One that still runs in the background, or without a reader, is cancelled."""
     context, log = server_context(request), await _find_log(request, response_id)
-    if log.base_response.background:
+    if log.base_response.background or not log.readers:
         context.turn_manager.cancel_turn(log.id)
     await context.store.delete_response(log.owner, log.id)
     forget_records(context, log.owner, [log.id])
@@ -102,12 +102,13 @@ async def delete_response(request: AnyRequest, response_id: FromPath[str]) -> Re
 
 @endpoint("POST", "/v1/responses/{response_id}/cancel", prepare=prepare_read, reply=ResponseObject)
 async def cancel_response(request: AnyRequest, response_id: FromPath[str]) -> Response[Any]:
-    """Cancels a background response and returns it; a response that has ended is returned unchanged.
+    """Cancels a response that runs in the background, or without a reader, and returns it.
 
+    A background response that has ended is returned unchanged.
     Raises `ApiError` 503 if it has not ended after `MAX_CANCEL_WAIT_S`.
     """
     log = await _find_log(request, response_id)
-    if not log.base_response.background:
+    if not log.base_response.background and (log.ended or log.readers):
         raise ApiError(400, None, "Cannot cancel a synchronous response.")
     context = server_context(request)
     if context.turn_manager.is_running(log):

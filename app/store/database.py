@@ -10,7 +10,7 @@ To cancel the response, another process sets `cancel_requested`.
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import inf
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 import structlog
@@ -61,6 +61,13 @@ RELEASE_RESPONSES = f"UPDATE responses SET writer = NULL, size = {_SIZE}"  # noq
 """Begin of the statement that ends responses."""
 _log = structlog.get_logger(__name__)
 _response_decoder = msgspec.json.Decoder(Response)
+
+
+class OwnedResponse(NamedTuple):
+    """An unfinished response: whether its cancellation was requested, and whether it is read at another server."""
+
+    is_cancelled: bool
+    is_wanted: bool
 
 
 class Database:
@@ -179,10 +186,15 @@ class Database:
         ).fetchone()[0]
         return count
 
-    def owned_responses(self, writer: str) -> dict[str, bool]:
-        """Returns the ids of the unfinished responses of a writer, each with whether a cancellation was requested."""
-        query = "SELECT id, cancel_requested FROM responses WHERE writer = ?"
-        return {response_id: bool(cancel) for response_id, cancel in self._connection.execute(query, (writer,))}
+    def owned_responses(self, writer: str) -> dict[str, OwnedResponse]:
+        """Returns the unfinished responses of a writer by their ids."""
+        query = "SELECT id, cancel_requested, wanted FROM responses WHERE writer = ?"
+        return {row[0]: OwnedResponse(*map(bool, row[1:])) for row in self._connection.execute(query, (writer,))}
+
+    def mark_wanted(self, response_id: str) -> None:
+        """Records that a response that another process writes is read here."""
+        statement = "UPDATE responses SET wanted = 1 WHERE id = ? AND writer IS NOT NULL AND wanted = 0"
+        self._connection.execute(statement, (response_id,))
 
     def take_over(self, row_id: str, old: str, new: str, table: OwnedTable = "responses") -> bool:
         """Makes `new` the writer of a row. Returns False if `old` is no longer its writer."""

@@ -81,7 +81,7 @@ class ResponseStore:
         self._overdue_timer = asyncio.get_running_loop().call_later(OVERDUE_CHECK_INTERVAL_S, self._show_overdue)
         if is_overdue(self._writer.busy_s()):
             for log in list(self._logs.live.values()):
-                if not log.base_response.background:
+                if not self._publishes_committed(log):
                     log.publish(len(log.entries))
 
     def _follow_remote(self, log: EventLog) -> None:
@@ -136,8 +136,11 @@ class ResponseStore:
             self._queue.put(AppendEvents(log, tuple(log.entries) if self._is_volatile else entries))
 
     def _publishes_committed(self, log: EventLog) -> bool:
-        """Tells whether no step of a log is published before it is committed, not only not the last one."""
-        return log.base_response.background and not self._is_volatile
+        """Tells whether no step of a log is published before it is committed, not only not the last one.
+
+        Another process that continues the response must not number its events in another way.
+        """
+        return (log.base_response.background or log.continuation is not None) and not self._is_volatile
 
     async def prepare_read(self, owner: str, response_id: str = "") -> None:
         """Returns at once: reads of a local file are short."""

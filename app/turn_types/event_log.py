@@ -114,7 +114,9 @@ class EventLog:
         self.size = 0
         """Size of the encoded events in bytes."""
         self.readers = 0
-        """Number of clients that read the log now. At zero, a turn is cancelled, unless it runs in the background."""
+        """Number of clients that read the log now."""
+        self.is_read_elsewhere = False
+        """True once a client reads the log at another server, while a turn of this one writes it."""
         self.on_append: Callable[[EventLog, int], None] | None = None
         """Receives the log and the index of its first new entry, for every step after `ResponseStore.add_log`.
 

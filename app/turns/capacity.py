@@ -41,6 +41,8 @@ class TurnCapacity:
         self._engines = tuple(engines)
         self._open_turns: Counter[Engine] = Counter()
         self._batch_turns: Counter[Engine] = Counter()
+        self.count_left: Callable[[], int] = lambda: 0
+        """Returns the number of turns that end as soon as others need their slots."""
 
     def acquire(self, engine: Engine, count: int = 1, priority: int = 0) -> list[TurnSlot]:
         """Takes `count` slots of the engine, all or none. Raises `ApiError` 429.
@@ -83,4 +85,4 @@ class TurnCapacity:
 
     def total_free_slots(self) -> int:
         """Returns the number of further turns that all engines together can take."""
-        return sum(max(self.free_slots(engine), 0) for engine in self._engines)
+        return sum(max(self.free_slots(engine), 0) for engine in self._engines) + self.count_left()

@@ -26,6 +26,7 @@ from antiphon.app.turns.capacity import TurnCapacity, TurnSlot
 from antiphon.app.turns.continuation.continuer import TurnContinuer
 from antiphon.app.turns.continuation.stored_turn import ContinuableTurn
 from antiphon.app.turns.core.dice import TurnDice
+from antiphon.app.turns.left_turns import LeftTurns
 from antiphon.app.turns.media.resolver import MediaResolver
 from antiphon.app.turns.prompts.preparation import TurnPreparer
 from antiphon.app.turns.prompts.prompt_renderer import PromptRenderer
@@ -85,6 +86,8 @@ class TurnManager:
             sealer=self.sealer,
         )
         self._shutting_down = False
+        self._left = LeftTurns(timeouts.disconnect_grace_s)
+        capacity.count_left = self._left.count
         store.on_cancel_request(self.cancel_turn)
 
     async def start_turn(
@@ -138,9 +141,11 @@ class TurnManager:
     ) -> list[Turn]:
         """Returns the turns of a request once they run, with its answers claimed: all or none. Raises `ApiError`."""
         spec, parsed = specs[0], time.monotonic()
-        if spec.base_response.background:
-            await self.continuer.wait_started()
-        slots = self._capacity.acquire(model.engine, sum(each.n for each in specs), spec.priority)
+        if spec.base_response.store:
+            await self.continuer.wait_started(background=bool(spec.base_response.background))
+        num_turns = sum(each.n for each in specs)
+        await self.make_room(model.engine, num_turns)
+        slots = self._capacity.acquire(model.engine, num_turns, spec.priority)
         turns: list[Turn] = []
         try:
             if not origin.is_batch:
@@ -188,6 +193,20 @@ class TurnManager:
             turn.cancel_turn(refusal=refusal)
         return len(turns) + self._preparations.refuse_keys(digests, refusal)
 
+    async def make_room(self, engine: Engine, num_turns: int = 1) -> None:
+        """Ends turns without a reader if an engine has no room for more turns: see `LeftTurns`."""
+        await self._left.make_room(engine, lambda: self._capacity.free_slots(engine) < num_turns)
+
+    def join_turn(self, log: EventLog) -> None:
+        """Lets the turn of a log run to its end: it has a reader."""
+        if turn := self._running.get(log.id):
+            self._left.remove(turn)
+
+    def leave_turn(self, log: EventLog, *, knows_id: bool) -> None:
+        """Ends the turn of a log without readers, at once or later: see `LeftTurns`."""
+        if turn := self._running.get(log.id):
+            self._left.add(turn, knows_id=knows_id)
+
     def steer_turn(self, response_id: str) -> None:
         """Ends the turn of this response between two items, if it runs in this process and has called no tool."""
         if turn := self._running.get(response_id):
@@ -205,7 +224,7 @@ class TurnManager:
     async def hand_over(self, engines: Sequence[Engine]) -> None:
         """Ends the turns of these engines with which another process can continue, without a terminal event."""
         for turn in list(self._running.values()):
-            if turn.engine in engines and turn.log.continuation is not None:
+            if turn.engine in engines and turn.writer.continues_elsewhere:
                 turn.end_for_shutdown()
                 await asyncio.wait({turn.task})
 
@@ -252,6 +271,7 @@ class TurnManager:
     def _on_turn_end(self, model: ServedModel, turn: Turn, slot: TurnSlot) -> None:
         slot.release()
         del self._running[turn.log.id]
+        self._left.remove(turn)
         self._meter.end_turn(turn.stats, turn.log.owner)
         response = turn.core.machine.response
         if self._report_end is not None:

@@ -31,6 +31,15 @@ class StepWriter:
         self._unwritten: list[Event] = []
         self._last_write_at = time.monotonic()
 
+    @property
+    def continues_elsewhere(self) -> bool:
+        """True if another process continues the turn after a shutdown of this one.
+
+        A client that reads a response in the foreground learns of the shutdown, and can send its request again.
+        """
+        is_awaited = self.log.readers > 0 and not self.log.base_response.background
+        return self.log.continuation is not None and not is_awaited
+
     def apply(self, step: StepInput) -> None:
         """Applies an input. Its events wait for `write_events`, also those of an input that fails."""
         if self.keeps_journal:
@@ -76,7 +85,7 @@ class StepWriter:
         """Ends a turn that was interrupted, unless it has ended. At a shutdown, it fails or continues elsewhere."""
         if self.core.end.ending is not None:
             return
-        if not self.log.entries or (ending.cause == "server_shutdown" and self.log.continuation is not None):
+        if not self.log.entries or (ending.cause == "server_shutdown" and self.continues_elsewhere):
             self._abandon(ending)
         elif ending.cause == "server_shutdown":
             self.apply(FailInput("server_error", SHUTTING_DOWN_MESSAGE, ending.cause))

@@ -69,7 +69,10 @@ class TurnFactory:
         seeded = choose_seed(model, spec, choice.number)
         job = build_job(model, seeded, prompt, 0, input_items)
         dice_key, settings = token_bytes(DICE_KEY_BYTES), self.settings
-        continuation = self._continuer.store_turn(model, seeded, prompt, job, settings, dice_key, tools, origin.key.id)
+        continuation = None
+        if not origin.is_batch or base_response.background:  # the line of a batch runs again
+            parts = settings, dice_key, tools, origin.key.id
+            continuation = self._continuer.store_turn(model, seeded, prompt, job, *parts)
         core = TurnCore(
             spec.build_rules(),
             prompt,

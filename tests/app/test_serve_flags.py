@@ -161,6 +161,8 @@ FLAGS: dict[str, tuple[list[str], Reached]] = {
     "vector_stores": (["--vector-store", "vs=/"], {"settings.vector_stores": ("vs=/",)}),
     "mcp_allowed_hosts": (["--mcp-allow", "x.example"], {"settings.mcp_allowed_hosts": ("x.example",)}),
     "encryption_key_file": (["--encryption-key-file", "k"], {"settings.encryption_key_file": Path("k")}),
+    "disconnect_grace": (["--disconnect-grace", "2.5"], {"settings.disconnect_grace": 2.5}),
+    "show_uncommitted": (["--show-uncommitted"], {"settings.show_uncommitted": True}),
     "store_retention_days": (["--store-retention-days", "2.5"], {"settings.store_retention_days": 2.5}),
     "store_max_gib": (["--store-max-gib", "0.5"], {"settings.store_max_gib": 0.5}),
     "enable_websocket": (["--no-websocket"], {"settings.enable_websocket": False}),

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import openai
+import pytest
 
 from tests.clients.reading_script import ASKED
 from tests.clients.sdk_helpers import Json, get, parse_events
@@ -29,12 +30,14 @@ ANSWERS: list[Json] = [
 
 
 @contextmanager
-def run_server(folder: Path, script: list[Json]) -> Iterator[tuple[openai.OpenAI, subprocess.Popen[str]]]:
+def run_server(
+    folder: Path, script: list[Json], *options: str
+) -> Iterator[tuple[openai.OpenAI, subprocess.Popen[str]]]:
     """Runs a server process over the store in the folder. Yields a client and the process."""
     path = folder / "script.toml"
     path.write_text("".join(map(write_reply, script)), encoding="utf-8")
     command = [sys.executable, "-m", "antiphon", "serve", "--engine", "scripted", "--script", str(path)]
-    command += ["--port", "0", "--store", str(folder / "responses.db"), "--log-format", "json"]
+    command += ["--port", "0", "--store", str(folder / "responses.db"), "--log-format", "json", *options]
     with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         try:
@@ -71,9 +74,9 @@ def wait_until_stored(folder: Path, last_event: Json, response_id: str) -> None:
         wait_with_progress(lambda: database.execute(query, key).fetchone(), "the event is stored")
 
 
-def kill_in_the_summary(folder: Path, **fields: Any) -> list[Json]:
+def kill_in_the_summary(folder: Path, *options: str, **fields: Any) -> list[Json]:
     """Kills the server of a response while its summary is generated. Returns the events until then."""
-    with run_server(folder, [STALL, SUMMARY, *ANSWERS]) as (client, process):
+    with run_server(folder, [STALL, SUMMARY, *ANSWERS], *options) as (client, process):
         items: Any = [{"role": "user", "content": text} for text in ("The word is zebra. " + LONG, "Which word?")]
         first = client.responses.create(model="scripted", input=items, context_management=CONTEXT_MANAGEMENT)
         assert first.output_text == "Zebra."
@@ -86,7 +89,7 @@ def kill_in_the_summary(folder: Path, **fields: Any) -> list[Json]:
 
 
 def test_kill_during_the_summary_freezes_the_compaction(tmp_path: Path) -> None:
-    events = kill_in_the_summary(tmp_path)
+    events = kill_in_the_summary(tmp_path, "--show-uncommitted")
     killed_id = events[0]["response"]["id"]
     with run_server(tmp_path, [SUMMARY, *ANSWERS]) as (client, _):
         wait_with_progress(lambda: client.responses.retrieve(killed_id).status != "in_progress", "it does not end")
@@ -104,8 +107,9 @@ def test_kill_during_the_summary_freezes_the_compaction(tmp_path: Path) -> None:
             assert following.output_text == "Zebra.", (management, following.usage)
 
 
-def test_summary_continues_after_a_kill(tmp_path: Path) -> None:
-    events = kill_in_the_summary(tmp_path, background=True)
+@pytest.mark.parametrize("background", [False, True])
+def test_summary_continues_after_a_kill(tmp_path: Path, *, background: bool) -> None:
+    events = kill_in_the_summary(tmp_path, background=background)
     killed_id = events[0]["response"]["id"]
     with run_server(tmp_path, [SUMMARY, *ANSWERS]) as (client, _):
         wait_with_progress(lambda: client.responses.retrieve(killed_id).status != "in_progress", "it does not end")

@@ -16,7 +16,7 @@ import psycopg
 from psycopg import sql
 
 from antiphon.app.store.completion_tables import CompletionTables
-from antiphon.app.store.database import NO_OWNER_LIMITS, RELEASE_RESPONSES, Database, OwnedTable
+from antiphon.app.store.database import NO_OWNER_LIMITS, RELEASE_RESPONSES, Database, OwnedResponse, OwnedTable
 from antiphon.app.store.history.record_tables import RecordTables
 from antiphon.app.store.history.step_rows import Columns, NewStep
 from antiphon.app.store.postgres.address import DatabaseAddress
@@ -206,9 +206,8 @@ class PostgresDatabase(PostgresReads):
 
     # Reads
 
-    def owned_responses(self, writer: str) -> dict[str, bool]:
+    def owned_responses(self, writer: str) -> dict[str, OwnedResponse]:
         """Returns the unfinished responses of a writer, and notes which of them others read."""
-        query = "SELECT id, cancel_requested, wanted FROM responses WHERE writer = ?"
-        rows = self._connection.execute(query, (writer,)).fetchall()
-        self.wanted.update(response_id for response_id, _, wanted in rows if wanted)
-        return {response_id: bool(cancel) for response_id, cancel, _ in rows}
+        owned = super().owned_responses(writer)
+        self.wanted.update(response_id for response_id, state in owned.items() if state.is_wanted)
+        return owned

@@ -16,7 +16,7 @@ import structlog
 from msgspec import Struct
 
 from antiphon.app.store.base import ClaimedResponse
-from antiphon.app.store.database import Database
+from antiphon.app.store.database import Database, OwnedResponse
 from antiphon.app.store.history.event_tables import StoredNews
 from antiphon.app.store.history.recent_logs import RecentLogs
 from antiphon.app.store.writing.write_ops import AppendEvents, OpQueue, StoreChange, WriteOp
@@ -150,18 +150,21 @@ class TrackedLogs:
         self.on_claimed(claimed)
 
     @_on_event_loop
-    def on_heartbeat(self, cancel_requested: dict[str, bool]) -> None:
-        """Receives the ids of this writer's unfinished responses, each with whether a cancellation was requested."""
+    def on_heartbeat(self, owned: dict[str, OwnedResponse]) -> None:
+        """Receives this writer's unfinished responses by their ids."""
         for (_, response_id), log in [*self.live.items(), *self._failed.items()]:
-            if cancel_requested.get(response_id):
-                self.cancel_turn(response_id)
-            elif response_id in self._persisted and response_id not in cancel_requested:
+            state = owned.get(response_id)
+            if state is not None:
+                log.is_read_elsewhere = log.is_read_elsewhere or state.is_wanted
+                if state.is_cancelled:
+                    self.cancel_turn(response_id)
+            elif response_id in self._persisted:
                 self._release_log(log)
         self.figures = self.report_figures()
         for key, log in list(self._failed.items()):
             if not log.ended or log.id in self._repairing:
                 continue
-            if log.id in cancel_requested:
+            if log.id in owned:
                 missing = tuple(log.entries[self._database.count_events(log.id) :])
                 self._repairing.add(log.id)
                 self._queue.put(AppendEvents(log, missing, is_repair=True))

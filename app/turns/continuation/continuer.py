@@ -48,16 +48,19 @@ class TurnContinuer:
         self._models: dict[str, ServedModel] = {}
         self._digests: Mapping[str, str] = {}
         self._started: asyncio.Task[None] | None = None
+        self._background_only = False
         self._is_closed = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._latest: dict[str, asyncio.Task[None]] = {}
         """The task of the response of each model that was claimed last."""
 
-    def start(self, models: Sequence[ServedModel], continue_within_s: float) -> None:
+    def start(self, models: Sequence[ServedModel], continue_within_s: float, *, background_only: bool = False) -> None:
         """Reads the models' files, and continues their responses from then on; 0: ends all as failed.
 
+        `background_only`: the events of others are shown before they are committed, so that they end with this process.
         In a store that ends with this process there is nothing to continue.
         """
+        self._background_only = background_only
         if continue_within_s > 0 and self._store.is_durable:
             self._models = {model.names[0]: model for model in models}
         self._started = asyncio.create_task(self._read_digests(continue_within_s), name="model-digests")
@@ -69,11 +72,14 @@ class TurnContinuer:
             _logger.exception("the models' files cannot be read, so that no response can go on after a restart")
         self._store.continue_turns(self._digests, continue_within_s, self._on_claimed)
 
-    async def wait_started(self) -> None:
-        """Waits until it is known which turns can continue. Raises `ApiError` 503 after `MAX_DIGEST_WAIT_S`."""
+    async def wait_started(self, *, background: bool = True) -> None:
+        """Waits until it is known which turns can continue, `MAX_DIGEST_WAIT_S` at most.
+
+        Then a background turn is refused: raises `ApiError` 503. Another one ends with this process.
+        """
         if self._started is not None:  # a shutdown cancels it: then none can
             done, _ = await asyncio.wait({self._started}, timeout=MAX_DIGEST_WAIT_S)
-            if not done:
+            if not done and background:
                 raise ApiError(503, "engine_unavailable", DIGEST_OVERDUE, headers=(("retry-after", "1"),))
 
     def store_turn(
@@ -93,7 +99,8 @@ class TurnContinuer:
         that the turn is counted for.
         """
         name = model.names[0]
-        if name not in self._digests or not can_continue(spec, prompt):
+        is_shown_early = self._background_only and not spec.base_response.background
+        if name not in self._digests or is_shown_early or not can_continue(spec, prompt):
             return None
         data = encode_turn(spec, prompt, job, settings, dice_key, tools, key_id)
         return Continuation(model=name, digest=self._digests[name], data=data)

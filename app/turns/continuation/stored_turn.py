@@ -132,13 +132,11 @@ _number_decoder = msgspec.msgpack.Decoder(_Numbered)
 def can_continue(spec: TurnSpec, prompt: TurnPrompt) -> bool:
     """Tells whether another process can continue a turn.
 
-    It can if the turn is a response in the background without pictures in its prompt. A foreground response shows its
-    events before they are stored, so a second run could number them in another way.
+    It can if the turn is a stored response without pictures in its prompt.
     """
     response = spec.base_response
     return bool(
-        response.background
-        and response.store
+        response.store
         and spec.stored_chat is None
         and spec.text_completion is None
         and not prompt.prompt.media

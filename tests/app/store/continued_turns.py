@@ -29,7 +29,8 @@ async def run_context(
     async with place.open() as store:
         models = registry or scripted_registry(SCRIPT, delay=delay)
         context = create_context(Settings(**settings), models, store=store)
-        context.turn_manager.continuer.start(models.served, context.settings.continue_within)
+        early = context.settings.show_uncommitted
+        context.turn_manager.continuer.start(models.served, context.settings.continue_within, background_only=early)
         await context.turn_manager.continuer.wait_started()
         try:
             yield context

@@ -38,10 +38,14 @@ def text_of(events: Sequence[dict[str, Any]]) -> str:
     return "".join(part["text"] for item in response["output"] for part in item["content"])
 
 
-@pytest.mark.parametrize("num_entries", [2, 3, 6, 20])
-async def test_response_continues_where_another_server_has_left_it(place: StorePlace, num_entries: int) -> None:
+@pytest.mark.parametrize(
+    ("num_entries", "background"), [(2, True), (3, True), (6, True), (20, True), (3, False), (20, False)]
+)
+async def test_response_continues_where_another_server_has_left_it(
+    place: StorePlace, num_entries: int, *, background: bool
+) -> None:
     async with run_context(place) as first:
-        log = await start_turn(first)
+        log = await start_turn(first, background=background)
         await wait_for_entries(log, num_entries)
     before = [json.loads(entry.data) for entry in log.entries]
     assert before[-1]["type"] != "response.completed" and log.ended
@@ -132,10 +136,10 @@ async def test_response_cancelled_before_its_rest_begins_ends(
 @pytest.mark.parametrize(
     ("fields", "settings"),
     [
-        ({"background": False, "stream": True}, {}),
+        ({"background": False, "stream": True}, {"show_uncommitted": True}),
         ({}, {"continue_within": 0.0}),
     ],
-    ids=["foreground", "switched off"],
+    ids=["shown early", "switched off"],
 )
 async def test_other_responses_end_as_failed(
     place: StorePlace, fields: dict[str, Any], settings: dict[str, Any]

@@ -1,16 +1,19 @@
-"""Background responses with tools that the server runs, whose server is gone: they continue, and no call is made twice."""
+"""Responses with tools that the server runs, whose server is gone: they continue, and no call is made twice."""
 
 import asyncio
+import contextlib
 import json
+from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from antiphon.app.context import ServerContext
 from antiphon.app.turns.due_calls import UNKNOWN_OUTCOME
 from tests.app.store.continued_turns import read_end, run_context, start_turn, wait_for_entries
 from tests.app.store.store_helpers import StorePlace
-from tests.app.tools.counting_servers import LABEL, CountingTool, build_script, serve_counter
+from tests.app.tools.counting_servers import LABEL, CountingServers, CountingTool, build_script, serve_counter
 from tests.invariants import check_stream
 from tests.progress import HANG_TIMEOUT_S
 from tests.serving import scripted_registry
@@ -96,3 +99,28 @@ async def test_credentials_of_a_client_are_not_stored_and_their_calls_fail(place
     assert [call["status"] for call in calls[:2]] == ["failed", "failed"]
     assert "which are never stored" in json.dumps(calls[0]["error"])
     assert not tool.counts.begun
+
+
+async def test_broken_foreground_stream_is_read_on_after_a_kill(place: StorePlace, tmp_path: Path) -> None:
+    script = build_script({"Count twice.": (("a", 0.1), ("b", 0.1))})
+    await asyncio.to_thread((tmp_path / "script.json").write_text, json.dumps(script))
+    body = {"model": "scripted", "input": "Count twice.", "tools": TOOLS, "stream": True}
+    async with serve_counter() as tool, httpx.AsyncClient(timeout=HANG_TIMEOUT_S) as client:
+        servers = CountingServers(store=place.name, tool_url=tool.url, folder=tmp_path)
+        events: list[dict[str, Any]] = []
+        async with servers.run_server() as (url, kill):
+            with contextlib.suppress(httpx.HTTPError):
+                async with client.stream("POST", f"{url}/responses", json=body) as reply:
+                    async for line in reply.aiter_lines():
+                        if line.startswith("data: {"):
+                            events.append(json.loads(line.removeprefix("data: ")))
+                        if events and events[-1]["type"] == "response.mcp_call.completed":
+                            kill()
+        assert events[-1]["type"] != "response.completed"
+        target = f"responses/{events[0]['response']['id']}?stream=true&starting_after={len(events) - 1}"
+        async with servers.run_server() as (url, _):
+            rest = (await client.get(f"{url}/{target}", timeout=60.0)).text
+    events += [json.loads(line.removeprefix("data: ")) for line in rest.splitlines() if line.startswith("data: {")]
+    response = check_stream(events)
+    assert (response["status"], response["background"]) == ("completed", False)
+    assert max(tool.counts.begun.values()) == 1
