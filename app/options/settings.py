@@ -76,10 +76,8 @@ class Settings(Struct, frozen=True, kw_only=True):
     shutdown_timeout: Annotated[float, _server("Seconds to let running responses finish on shutdown.", minimum=0)] = 5.0
     """Time from the first SIGTERM until streams that are still open are ended."""
     disconnect_grace: Annotated[
-        float,
-        _server("Seconds for which a stored response runs on when its client disconnects, to be read on.", minimum=0),
+        float, _server("Seconds for which a stored stream runs on without its client, to be read on.", minimum=0)
     ] = 15.0
-    """Responses that are not stored end at once, those in the background run to their end."""
     drain_delay: Annotated[
         float,
         _server("Seconds after SIGTERM in which /ready says 503 and connections are still accepted.", minimum=0),
@@ -171,12 +169,8 @@ class Settings(Struct, frozen=True, kw_only=True):
     ] = None
     """None, and no store file: a new key at each start. All servers of a database have a file with the same key."""
     show_uncommitted: Annotated[
-        bool,
-        _storage(
-            "Show the events of a stored foreground response before they are committed. It then ends with its server."
-        ),
+        bool, _storage("Show events of stored foreground responses before their commit. They end with their server.")
     ] = False
-    """Those of a response in the background are never shown before."""
     store_retention_days: Annotated[float, _storage("Days to keep stored responses.", minimum=0)] = 30.0
     store_max_gib: Annotated[
         float, _storage("Maximum size of stored responses in GiB; the oldest are deleted first.", minimum=0)

@@ -1,6 +1,7 @@
 """Records that a response store keeps besides event logs, and the types of its results."""
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 from msgspec import Struct
 
@@ -45,3 +46,10 @@ class ClaimedResponse(Struct, frozen=True):
 AnyItem = OutputItem | AnyInput
 ReadTurn = Callable[[], StoredTurn | None]
 FindItem = Callable[[str], AnyItem | None]
+
+
+class OwnedResponse(NamedTuple):
+    """An unfinished response: whether its cancellation was requested, and whether it is read at another server."""
+
+    is_cancelled: bool
+    is_wanted: bool

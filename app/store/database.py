@@ -10,12 +10,13 @@ To cancel the response, another process sets `cancel_requested`.
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import inf
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import msgspec
 import structlog
 
 from antiphon.app.inspection.summaries import read_stats
+from antiphon.app.store.base import OwnedResponse
 from antiphon.app.store.batches.batch_tables import BatchTables
 from antiphon.app.store.batches.file_tables import FileTables
 from antiphon.app.store.batches.records import StoredBatch
@@ -61,13 +62,6 @@ RELEASE_RESPONSES = f"UPDATE responses SET writer = NULL, size = {_SIZE}"  # noq
 """Begin of the statement that ends responses."""
 _log = structlog.get_logger(__name__)
 _response_decoder = msgspec.json.Decoder(Response)
-
-
-class OwnedResponse(NamedTuple):
-    """An unfinished response: whether its cancellation was requested, and whether it is read at another server."""
-
-    is_cancelled: bool
-    is_wanted: bool
 
 
 class Database:
@@ -181,20 +175,14 @@ class Database:
 
     def count_events(self, response_id: str) -> int:
         """Returns the number of stored events of a response."""
-        count: int = self._connection.execute(
-            "SELECT count(*) FROM events WHERE response = ?", (response_id,)
-        ).fetchone()[0]
+        query = "SELECT count(*) FROM events WHERE response = ?"
+        count: int = self._connection.execute(query, (response_id,)).fetchone()[0]
         return count
 
     def owned_responses(self, writer: str) -> dict[str, OwnedResponse]:
         """Returns the unfinished responses of a writer by their ids."""
         query = "SELECT id, cancel_requested, wanted FROM responses WHERE writer = ?"
         return {row[0]: OwnedResponse(*map(bool, row[1:])) for row in self._connection.execute(query, (writer,))}
-
-    def mark_wanted(self, response_id: str) -> None:
-        """Records that a response that another process writes is read here."""
-        statement = "UPDATE responses SET wanted = 1 WHERE id = ? AND writer IS NOT NULL AND wanted = 0"
-        self._connection.execute(statement, (response_id,))
 
     def take_over(self, row_id: str, old: str, new: str, table: OwnedTable = "responses") -> bool:
         """Makes `new` the writer of a row. Returns False if `old` is no longer its writer."""

@@ -136,10 +136,7 @@ class ResponseStore:
             self._queue.put(AppendEvents(log, tuple(log.entries) if self._is_volatile else entries))
 
     def _publishes_committed(self, log: EventLog) -> bool:
-        """Tells whether no step of a log is published before it is committed, not only not the last one.
-
-        Another process that continues the response must not number its events in another way.
-        """
+        """Tells whether no step is published before it is committed: another process may go on with the events."""
         return (log.base_response.background or log.continuation is not None) and not self._is_volatile
 
     async def prepare_read(self, owner: str, response_id: str = "") -> None:

@@ -115,8 +115,7 @@ class EventLog:
         """Size of the encoded events in bytes."""
         self.readers = 0
         """Number of clients that read the log now."""
-        self.is_read_elsewhere = False
-        """True once a client reads the log at another server, while a turn of this one writes it."""
+        self.is_read_elsewhere = False  # true once a client reads it at another server
         self.on_append: Callable[[EventLog, int], None] | None = None
         """Receives the log and the index of its first new entry, for every step after `ResponseStore.add_log`.
 
@@ -127,8 +126,7 @@ class EventLog:
         """Readers that wait for entries or take them. Only the log changes the set."""
         self._num_kept: float = 0
         """Number of entries that the store keeps, from the first one on."""
-        self._is_given_up = False
-        """True once the store writes no more entries of this log."""
+        self._is_given_up = False  # true once the store writes no more entries
         self.is_lost = False
         """True once another process writes this log, or has deleted it."""
         self.on_lost: Callable[[], None] = lambda: None

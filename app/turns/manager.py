@@ -125,7 +125,7 @@ class TurnManager:
             raise
         if spec.base_response.store:
             turn_groups.store_logs(self.store, spec, [turn.log for turn in turns])
-        if spec.base_response.background:
+        if spec.base_response.background or any(turn.log.continuation is not None for turn in turns):
             await turn_groups.wait_stored(turns)
         return [turn.log for turn in turns]
 
@@ -257,8 +257,11 @@ class TurnManager:
         Raises `ReplayError` or `ValueError` if the stored events are not those that the stored tokens give here.
         """
         base, owner, now = log.base_response, log.owner, time.monotonic()
-        key = self._meter.find_worker(owner, stored.key_id, model.names[0]) or ApiKey(digest=b"", owner=owner)
-        stats = create_stats(base, TurnOrigin(key=key), TurnTimes(parsed=now), float(base.created_at))
+        figures, log.keeps_details = stored.figures, stored.keeps_details
+        key = self._meter.find_worker(owner, figures.key_id, model.names[0]) or ApiKey(digest=b"", owner=owner)
+        origin = TurnOrigin(api=figures.api, key=key)
+        stats = create_stats(base, origin, TurnTimes(parsed=now), float(base.created_at))
+        stats.counts_input, stats.counts_request = figures.counts_input, figures.counts_request
         rebuilt = await self._factory.rebuild_turn(model, stored, log)
         slot = await self._capacity.wait_slot(model.engine, stored.job.priority)
         self.store.adopt_log(log)

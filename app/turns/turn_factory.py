@@ -19,10 +19,11 @@ from antiphon.app.turn_types.turn_stats import TurnOrigin, TurnStats
 from antiphon.app.turns.compaction import plan_compaction
 from antiphon.app.turns.continuation.continuer import TurnContinuer
 from antiphon.app.turns.continuation.replay import ReplayError, TurnRebuild
-from antiphon.app.turns.continuation.stored_turn import ContinuableTurn
+from antiphon.app.turns.continuation.stored_turn import ContinuableTurn, StoredFigures, encode_turn
 from antiphon.app.turns.core.dice import DICE_KEY_BYTES, TurnDice
 from antiphon.app.turns.core.turn_core import TurnCore
 from antiphon.app.turns.jobs import build_job, choose_seed
+from antiphon.app.turns.media.resolver import NO_MEDIA
 from antiphon.app.turns.prompts.preparation import Choice, TurnPreparer
 from antiphon.app.turns.prompts.prompt_renderer import PromptRenderer
 from antiphon.app.turns.rounds import RoundPlanner
@@ -69,10 +70,9 @@ class TurnFactory:
         seeded = choose_seed(model, spec, choice.number)
         job = build_job(model, seeded, prompt, 0, input_items)
         dice_key, settings = token_bytes(DICE_KEY_BYTES), self.settings
-        continuation = None
-        if not origin.is_batch or base_response.background:  # the line of a batch runs again
-            parts = settings, dice_key, tools, origin.key.id
-            continuation = self._continuer.store_turn(model, seeded, prompt, job, *parts)
+        figures = StoredFigures(origin.api, origin.key.id, stats.counts_input, stats.counts_request)
+        encode = partial(encode_turn, seeded, choice, job, settings, dice_key, figures)
+        runs_again = origin.is_batch and not base_response.background  # the line of a batch
         core = TurnCore(
             spec.build_rules(),
             prompt,
@@ -90,7 +90,7 @@ class TurnFactory:
                 input_items,
                 keeps_details=spec.stored_chat is not None,
                 blobs=media.blobs if base_response.store else NO_BLOBS,
-                continuation=continuation,
+                continuation=None if runs_again else self._continuer.store_turn(model, seeded, encode),
             ),
             core,
             stats,
@@ -119,9 +119,13 @@ class TurnFactory:
     async def _prepare_rebuild(self, model: ServedModel, stored: ContinuableTurn, log: EventLog) -> TurnRebuild:
         head, later, job, owner = stored.head, stored.later, stored.job, log.owner
         spec = stored.restore_spec(log.base_response)
+        media = NO_MEDIA
         if later is None:
             prompt = head.build_prompt(model.format, owner, stored.prompt_end.build_prompt(job.tokens))
         else:
+            spec, media = await self._preparer.resolve_media(model, spec, owner)
+            if {span.key for span in job.media} - {image.key for image in spec.prompt_input.images.values()}:
+                raise ReplayError("an image of its conversation was deleted")
             prompt = await self._renderer.restore_prompt(
                 model, spec, owner, later.now, job.tokens, later.summary_tokens
             )
@@ -140,11 +144,11 @@ class TurnFactory:
         )
         compaction = None if later is None else plan_compaction(model, spec, log.input_items, prompt, self._renderer)
         if tools is None or core.calls.rules is None:
-            return TurnRebuild(log, core, job, compaction)
+            return TurnRebuild(log, core, job, media, compaction)
         hosted = HostedTurn(runners=tools.runners, rules=core.calls.rules, allowed_later=tools.allowed_later)
         images = self._preparer.open_results(model, spec, owner)
         rounds = RoundPlanner(model, spec, self._renderer, hosted, job, images)
-        return TurnRebuild(log, core, job, compaction, rounds)
+        return TurnRebuild(log, core, job, media, compaction, rounds)
 
     def continue_turn(self, model: ServedModel, rebuilt: TurnRebuild, stats: TurnStats) -> Turn:
         """Returns the rest of a turn that another process began, which runs from now on."""
@@ -153,5 +157,5 @@ class TurnFactory:
             compaction=rebuilt.compaction,
             rounds=rebuilt.rounds,
         )
-        turn.is_continued = True
+        turn.is_continued, turn.media = True, rebuilt.media
         return turn

@@ -17,7 +17,7 @@ from antiphon.app.turns.step_writer import SHUTTING_DOWN_MESSAGE
 from antiphon.app.turns.turn import Turn
 
 MAX_FIRST_STEP_WAIT_S = 10.0
-"""Time for which the client of a background response waits until it is stored."""
+"""Time for which the client of a stored response waits until it is stored."""
 NOT_STORED = "The response store does not answer, so the response was cancelled. Retry later."
 CLIENT_LEFT_STATUS = 499
 """Status of a request whose client leaves before its reply begins, as in the access log."""

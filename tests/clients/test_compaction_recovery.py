@@ -50,9 +50,15 @@ def run_server(
 
 def write_reply(reply: Json) -> str:
     """Returns a reply as TOML, whose strings and arrays are those of JSON."""
-    steps = ["{stall = true}" if isinstance(step, dict) else json.dumps(step) for step in reply["output"]]
+    steps = [_write_step(step) for step in reply["output"]]
     when = json.dumps(reply.get("when", []))
     return f'[[reply]]\nname = "{reply["name"]}"\nwhen = {when}\noutput = [{", ".join(steps)}]\n'
+
+
+def _write_step(step: Any) -> str:
+    if not isinstance(step, dict):
+        return json.dumps(step)
+    return "{stall = true}" if "stall" in step else f"{{pause = {step['pause']}}}"
 
 
 def begin_compaction(client: openai.OpenAI, **fields: Any) -> tuple[Any, list[Json]]:

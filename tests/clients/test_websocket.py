@@ -192,7 +192,7 @@ def _wait_until_idle(server: RunningServer) -> None:
 
 def test_disconnect_cancels_the_turn(server: RunningServer) -> None:
     with open_websocket(server) as websocket:
-        send_create(websocket, "Forever")
+        send_create(websocket, "Forever", store=False)
         while json.loads(websocket.recv(timeout=HANG_TIMEOUT_S))["type"] != "response.output_text.delta":
             pass
         assert server.engine.stats().running == 1

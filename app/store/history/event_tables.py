@@ -1,4 +1,4 @@
-"""Reads of the events of responses, on a connection that any thread may use."""
+"""Reads of the events of responses, on a connection that any thread may use, and word to their writers."""
 
 from collections.abc import Iterator, Sequence
 
@@ -14,6 +14,8 @@ from antiphon.events.response import Response
 
 _response_decoder = msgspec.json.Decoder(Response)
 _detail_decoder = msgspec.msgpack.Decoder(TokenDetail)
+MARK_WANTED = "UPDATE responses SET wanted = 1 WHERE id = ? AND writer IS NOT NULL AND wanted = 0"
+"""Records that a response is read by another process than its writer."""
 _log = structlog.get_logger(__name__)
 
 
@@ -27,7 +29,7 @@ class StoredNews(Struct, frozen=True):
 
 
 class EventTables:
-    """Reads on one connection."""
+    """Statements on one connection."""
 
     def __init__(self, connection: SqlConnection) -> None:
         self._connection = connection
@@ -42,6 +44,10 @@ class EventTables:
                 raise UnreadableRowError(f"event {number} is missing")
             detail = None if encoded is None else decode_row(_detail_decoder.decode, encoded)
             yield LogEntry(event, data, detail, b"" if journal is None else journal)
+
+    def mark_wanted(self, response_id: str) -> None:
+        """Tells the writer of a response that it is read here."""
+        self._connection.execute(MARK_WANTED, (response_id,))
 
     def load_news(self, response_id: str, start: int) -> StoredNews:
         """Returns the events of a response from sequence number `start` on, and whether there can be more."""

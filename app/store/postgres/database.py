@@ -15,8 +15,9 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
+from antiphon.app.store.base import OwnedResponse
 from antiphon.app.store.completion_tables import CompletionTables
-from antiphon.app.store.database import NO_OWNER_LIMITS, RELEASE_RESPONSES, Database, OwnedResponse, OwnedTable
+from antiphon.app.store.database import NO_OWNER_LIMITS, RELEASE_RESPONSES, Database, OwnedTable
 from antiphon.app.store.history.record_tables import RecordTables
 from antiphon.app.store.history.step_rows import Columns, NewStep
 from antiphon.app.store.postgres.address import DatabaseAddress

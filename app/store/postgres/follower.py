@@ -14,6 +14,7 @@ from collections.abc import Iterable
 
 import structlog
 
+from antiphon.app.store.history.event_tables import MARK_WANTED
 from antiphon.app.store.postgres.address import DatabaseAddress
 from antiphon.app.store.postgres.connection import PostgresConnection
 from antiphon.app.store.postgres.database import (
@@ -115,8 +116,7 @@ class Follower:
     def _tell_wanted(self, connection: PostgresConnection, ids: list[str]) -> None:
         """Tells the writers of these responses that they are read here, each once."""
         for response_id in ids:
-            statement = "UPDATE responses SET wanted = 1 WHERE id = ? AND writer IS NOT NULL AND wanted = 0"
-            connection.execute(statement, (response_id,))
+            connection.execute(MARK_WANTED, (response_id,))
             connection.execute("SELECT pg_notify(?, ?)", (WANTED_CHANNEL, response_id))
 
     def _take_notifications(self, connection: PostgresConnection) -> list[str]:

@@ -60,7 +60,7 @@ class SqliteStore(ResponseStore):
         await super().close()
 
     def _follow_remote(self, log: EventLog) -> None:
-        self._logs.enqueue_change(lambda database: database.mark_wanted(log.id))
+        self._logs.enqueue_change(lambda database: database.events.mark_wanted(log.id))
         task = asyncio.create_task(self._poll_remote(log), name=f"poll-remote-{log.id}")
         self._polls.add(task)
         task.add_done_callback(self._polls.discard)

@@ -15,8 +15,8 @@ from typing import Concatenate, ParamSpec
 import structlog
 from msgspec import Struct
 
-from antiphon.app.store.base import ClaimedResponse
-from antiphon.app.store.database import Database, OwnedResponse
+from antiphon.app.store.base import ClaimedResponse, OwnedResponse
+from antiphon.app.store.database import Database
 from antiphon.app.store.history.event_tables import StoredNews
 from antiphon.app.store.history.recent_logs import RecentLogs
 from antiphon.app.store.writing.write_ops import AppendEvents, OpQueue, StoreChange, WriteOp

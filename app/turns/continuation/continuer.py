@@ -11,15 +11,11 @@ from antiphon.app.registry.model_registry import ServedModel
 from antiphon.app.requests.turn_spec import TurnSpec
 from antiphon.app.store.history.claimed_responses import RESTARTED_MESSAGE
 from antiphon.app.store.store import ResponseStore
-from antiphon.app.tools.hosted_turn import HostedTurn
 from antiphon.app.turn_types.continuation import Continuation
 from antiphon.app.turn_types.event_log import EventLog
-from antiphon.app.turn_types.turn_prompt import TurnPrompt
 from antiphon.app.turns.continuation.model_digest import digest_models
 from antiphon.app.turns.continuation.replay import ReplayError
-from antiphon.app.turns.continuation.stored_turn import ContinuableTurn, can_continue, decode_turn, encode_turn
-from antiphon.engine.protocol import Job
-from antiphon.state.drafts import OutputSettings
+from antiphon.app.turns.continuation.stored_turn import ContinuableTurn, can_continue, decode_turn
 from antiphon.state.recovery import failure_events
 
 _logger = structlog.get_logger(__name__)
@@ -82,28 +78,16 @@ class TurnContinuer:
             if not done and background:
                 raise ApiError(503, "engine_unavailable", DIGEST_OVERDUE, headers=(("retry-after", "1"),))
 
-    def store_turn(
-        self,
-        model: ServedModel,
-        spec: TurnSpec,
-        prompt: TurnPrompt,
-        job: Job,
-        settings: OutputSettings,
-        dice_key: bytes,
-        tools: HostedTurn | None = None,
-        key_id: str = "",
-    ) -> Continuation | None:
+    def store_turn(self, model: ServedModel, spec: TurnSpec, encode: Callable[[], bytes]) -> Continuation | None:
         """Returns what another process needs to continue a turn; None if none could.
 
-        `dice_key` is that of the turn's ids. `tools` are those that the server runs. `key_id` is the id of the API key
-        that the turn is counted for.
+        `encode` returns the turn as bytes: see `encode_turn`.
         """
         name = model.names[0]
         is_shown_early = self._background_only and not spec.base_response.background
-        if name not in self._digests or is_shown_early or not can_continue(spec, prompt):
+        if name not in self._digests or is_shown_early or not can_continue(spec):
             return None
-        data = encode_turn(spec, prompt, job, settings, dice_key, tools, key_id)
-        return Continuation(model=name, digest=self._digests[name], data=data)
+        return Continuation(model=name, digest=self._digests[name], data=encode())
 
     async def close(self) -> None:
         """Continues no response any more. What is claimed is left to the next process."""
@@ -130,7 +114,7 @@ class TurnContinuer:
             await self._resume(self._models[continuation.model], decode_turn(continuation.data), log)
         except (ReplayError, ValueError) as error:
             _logger.warning("a response of another process cannot go on", response=log.id, reason=str(error))
-            self._fail_log(log, CANNOT_CONTINUE.format(reason=error))
+            self._fail_log(log, CANNOT_CONTINUE.format(reason=str(error).rstrip(".")))
         except Exception:
             _logger.exception("unhandled exception in a response of another process", response=log.id)
             self._fail_log(log)

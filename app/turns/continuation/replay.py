@@ -18,6 +18,7 @@ from antiphon.app.turns.compaction import CompactionJob
 from antiphon.app.turns.continuation.journal import RoundMark, SummaryMark, decode_inputs
 from antiphon.app.turns.core.inputs import ResultInput, RoundInput, StepInput, SummaryInput
 from antiphon.app.turns.core.turn_core import TurnCore
+from antiphon.app.turns.media.resolver import NO_MEDIA, TurnMedia
 from antiphon.app.turns.prompts.spoken_items import list_items
 from antiphon.app.turns.rounds import RoundPlanner
 from antiphon.engine.protocol import Job
@@ -83,7 +84,8 @@ class JournalReplay:
 class TurnRebuild:
     """Brings the core of a turn that another process began to the end of its log.
 
-    `job` is its first one. `compaction` and `rounds` make later prompts and jobs, as they did in the other process.
+    `job` is its first one, `media` are its images. `compaction` and `rounds` make later prompts and jobs, as they did
+    in the other process.
     """
 
     def __init__(
@@ -91,10 +93,11 @@ class TurnRebuild:
         log: EventLog,
         core: TurnCore,
         job: Job,
+        media: TurnMedia = NO_MEDIA,
         compaction: CompactionJob | None = None,
         rounds: RoundPlanner | None = None,
     ) -> None:
-        self.log, self.core, self.rounds = log, core, rounds
+        self.log, self.core, self.media, self.rounds = log, core, media, rounds
         self._job, self._compaction = job, compaction
 
     async def replay(self) -> None:

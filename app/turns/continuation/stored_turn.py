@@ -7,10 +7,10 @@ from msgspec import Struct, structs
 
 from antiphon.app.requests.turn_spec import ApprovalAnswer, TurnSpec
 from antiphon.app.sandbox.sandboxed_template import SandboxedTemplate
-from antiphon.app.tools.hosted_turn import HostedTurn
 from antiphon.app.tools.stored_tools import StoredTools
-from antiphon.app.turn_types.turn_prompt import TurnPrompt
+from antiphon.app.turn_types.turn_stats import Api
 from antiphon.app.turns.continuation.turn_head import PromptEnd, TurnHead, build_head, decode_tools, encode_tools
+from antiphon.app.turns.prompts.preparation import Choice
 from antiphon.engine.protocol import Job
 from antiphon.events.inputs import AnyInput
 from antiphon.events.response import Response
@@ -36,7 +36,7 @@ class PromptConversation(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class LaterPrompts(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The parts of the prompts after the first one, in a turn with tools of the server or with a compaction."""
+    """The parts from which prompts are rendered again: of a turn with images, with tools of the server or compacted."""
 
     conversation_json: bytes
     now: datetime
@@ -49,11 +49,14 @@ class LaterPrompts(Struct, frozen=True, kw_only=True, omit_defaults=True):
     tools: StoredTools | None = None
 
     @classmethod
-    def of(cls, spec: TurnSpec, prompt: TurnPrompt, tools: StoredTools | None) -> "LaterPrompts":
-        """Returns those of a turn that begins with `prompt`."""
-        sent = prompt.prompt_input
+    def of(cls, spec: TurnSpec, choice: Choice) -> "LaterPrompts":
+        """Returns those of a turn that begins."""
+        prompt, tools = choice.prompt, choice.tools
+        sent, items = prompt.prompt_input, prompt.prompt_input.items
+        is_whole = choice.media.items is not None and len(items) == len(choice.media.items)
         conversation = PromptConversation(
-            items=sent.items,
+            # With its files, of whose pages the store has no images; what was left out stays so.
+            items=choice.media.items if is_whole and choice.media.items is not None else items,
             instructions=sent.instructions,
             template=structs.replace(sent.template, compile_source=None),
         )
@@ -65,7 +68,7 @@ class LaterPrompts(Struct, frozen=True, kw_only=True, omit_defaults=True):
             max_prompt_tokens=spec.max_prompt_tokens,
             compact_threshold=spec.compact_threshold,
             summary_tokens=() if prompt.summary is None else prompt.summary.prompt.tokens,
-            tools=tools,
+            tools=None if tools is None else tools.stored,
         )
 
     def restore_input(self, prompt_input: PromptInput) -> PromptInput:
@@ -79,8 +82,17 @@ class LaterPrompts(Struct, frozen=True, kw_only=True, omit_defaults=True):
         )
 
 
+class StoredFigures(Struct, frozen=True, array_like=True):
+    """The figures of a turn that its end needs: see `TurnStats`. `key_id` is empty for a turn without a key."""
+
+    api: Api = "responses"
+    key_id: str = ""
+    counts_input: bool = True
+    counts_request: bool = True
+
+
 class ContinuableTurn(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A turn that another process can continue. Without `later`, it has no other prompt than that of its job."""
+    """A turn that another process can continue. Without `later`, no prompt is rendered again."""
 
     format_number: int
     head: TurnHead
@@ -90,8 +102,9 @@ class ContinuableTurn(Struct, frozen=True, kw_only=True, omit_defaults=True):
     later: LaterPrompts | None = None
     answers: tuple[ApprovalAnswer, ...] = ()
     """Answers in the input, which can be sent again if the turn fails."""
-    key_id: str = ""
-    """Id of the API key that the turn is counted for; empty if it had none."""
+    figures: StoredFigures = StoredFigures()
+    keeps_details: bool = False
+    """See `EventLog`."""
 
     def restore_spec(self, base_response: Response) -> TurnSpec:
         """Returns the turn to run. Its conversation is there if a later prompt needs it. Raises `ValueError`."""
@@ -129,40 +142,26 @@ _decoder = msgspec.msgpack.Decoder(ContinuableTurn, dec_hook=decode_tools)
 _number_decoder = msgspec.msgpack.Decoder(_Numbered)
 
 
-def can_continue(spec: TurnSpec, prompt: TurnPrompt) -> bool:
-    """Tells whether another process can continue a turn.
-
-    It can if the turn is a stored response without pictures in its prompt.
-    """
-    response = spec.base_response
-    return bool(
-        response.store
-        and spec.stored_chat is None
-        and spec.text_completion is None
-        and not prompt.prompt.media
-        and spec.time_limit is None
-    )
+def can_continue(spec: TurnSpec) -> bool:
+    """Tells whether another process can continue a turn: it must be stored."""
+    return bool(spec.base_response.store) and spec.text_completion is None and spec.time_limit is None
 
 
 def encode_turn(
-    spec: TurnSpec,
-    prompt: TurnPrompt,
-    job: Job,
-    settings: OutputSettings,
-    dice_key: bytes,
-    tools: HostedTurn | None = None,
-    key_id: str = "",
+    spec: TurnSpec, choice: Choice, job: Job, settings: OutputSettings, dice_key: bytes, figures: StoredFigures
 ) -> bytes:
-    """Returns a turn that `can_continue` as bytes. `tools` run its calls. `key_id`: see `ContinuableTurn`."""
-    has_later = tools is not None or spec.compact or prompt.summary is not None
+    """Returns a turn that `can_continue` as bytes. `spec` has the turn's id and seed, `choice` the other parts."""
+    prompt, tools = choice.prompt, choice.tools
+    has_later = tools is not None or spec.compact or prompt.summary is not None or prompt.prompt.media
     turn = ContinuableTurn(
         format_number=FORMAT_NUMBER,
         head=build_head(spec.build_rules(), prompt, settings, dice_key, None if tools is None else tools.rules),
         job=job,
         prompt_end=PromptEnd.of(prompt.prompt),
-        later=LaterPrompts.of(spec, prompt, None if tools is None else tools.stored) if has_later else None,
+        later=LaterPrompts.of(spec, choice) if has_later else None,
         answers=spec.answers,
-        key_id=key_id,
+        figures=figures,
+        keeps_details=spec.stored_chat is not None,
     )
     return _encoder.encode(turn)
 

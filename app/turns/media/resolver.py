@@ -42,6 +42,8 @@ class TurnMedia(Struct, frozen=True):
     blobs: BlobContents = {}
     """Contents that the items of this request refer to."""
     recipes: tuple[ImageRecipe, ...] = ()
+    items: tuple[AnyInput, ...] | None = None
+    """The conversation before its files became text and pages; None if it has no images and no files."""
 
 
 NO_MEDIA = TurnMedia()
@@ -103,7 +105,7 @@ class MediaResolver:
         page_tokens = 0 if preparer is None else preparer.limits.image_tokens
         refuses = self._settings.unsupported_media == "refuse"
         files = FileReading(reading, owner, self._reader, page_tokens=page_tokens, refuses=refuses)
-        items = await files.show(items)
+        referring, items = items, await files.show(items)
         prompt_input = structs.replace(spec.prompt_input, items=items)
         recipes: tuple[ImageRecipe, ...] = ()
         if preparer is not None and self.source is not None:
@@ -115,7 +117,7 @@ class MediaResolver:
             prompt_input = structs.replace(prompt_input, images=await preparation.prepare_all(images))
             recipes = tuple(preparation.recipes)
         resolved = structs.replace(spec, prompt_input=prompt_input, input_items=reading.refer(spec.input_items))
-        return resolved, TurnMedia(reading.blobs, recipes)
+        return resolved, TurnMedia(reading.blobs, recipes, referring)
 
     def open_results(self, model: ServedModel, spec: TurnSpec, owner: str) -> ResultImages | None:
         """Returns what takes the pictures in results of the tools of a resolved turn; None for a blind model."""

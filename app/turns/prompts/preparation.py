@@ -90,6 +90,10 @@ class TurnPreparer:
         spec, tools = await self._tool_host.open_tools(spec, owner, self._clock())
         return (msgspec.structs.replace(spec, answers=()), None) if spec.prefill_only else (spec, tools)
 
+    async def resolve_media(self, model: ServedModel, spec: TurnSpec, owner: str) -> tuple[TurnSpec, TurnMedia]:
+        """Returns a turn with its images, and its media. Raises `ApiError`."""
+        return await self._media.resolve(model, spec, owner)
+
     async def reopen_tools(self, stored: StoredTools, owner: str) -> ReopenedTools:
         """Returns what runs the calls of a turn that another process began."""
         return await self._tool_host.reopen_tools(stored, owner)

@@ -135,4 +135,9 @@ def test_reader_at_another_server_keeps_the_response(place: StorePlace) -> None:
             assert next(line for line in lines if "response.created" in line)
             time.sleep(4.0)
             assert get_response(first, response_id).json()["status"] == "in_progress"
-        assert httpx.post(f"{second.url}/responses/{response_id}/cancel", timeout=HANG_TIMEOUT_S).status_code == 200
+
+        def is_cancelled() -> bool:  # refused until the server sees that the reader has left
+            url = f"{second.url}/responses/{response_id}/cancel"
+            return httpx.post(url, timeout=HANG_TIMEOUT_S).status_code == 200
+
+        wait_with_progress(is_cancelled, "the response is cancelled")

@@ -281,6 +281,13 @@ def server(place: StorePlace) -> Iterator[RunningServer]:
         yield running
 
 
+@pytest.fixture
+def early_server(place: StorePlace) -> Iterator[RunningServer]:
+    """A server that shows events before they are committed."""
+    with serve(SCRIPT, show_uncommitted=True, **place.settings()) as running:
+        yield running
+
+
 @contextmanager
 def other_server(place: StorePlace) -> Iterator[OtherServer]:
     other = OtherServer(place)
@@ -431,7 +438,8 @@ def _noticed_late(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("_noticed_late")
-def test_stream_that_has_shown_other_events_is_cut(server: RunningServer, place: StorePlace) -> None:
+def test_stream_that_has_shown_other_events_is_cut(early_server: RunningServer, place: StorePlace) -> None:
+    server = early_server
     with other_server(place) as other:
         streamed = start(server, stream=True, input="Talk")
         response_id = find_id(place)
@@ -446,7 +454,8 @@ def test_stream_that_has_shown_other_events_is_cut(server: RunningServer, place:
 
 
 @pytest.mark.usefixtures("_noticed_late")
-def test_websocket_that_has_shown_other_events_is_closed(server: RunningServer, place: StorePlace) -> None:
+def test_websocket_that_has_shown_other_events_is_closed(early_server: RunningServer, place: StorePlace) -> None:
+    server = early_server
     with other_server(place) as other, connect(f"ws://127.0.0.1:{server.port}/v1/responses") as socket:
         socket.send(json.dumps({"type": "response.create", "model": "scripted", "input": "Talk"}))
         response_id = find_id(place)
@@ -459,8 +468,9 @@ def test_websocket_that_has_shown_other_events_is_closed(server: RunningServer, 
 
 
 @pytest.mark.usefixtures("_noticed_late")
-def test_reply_in_one_piece_begins_again_with_what_is_stored(server: RunningServer, place: StorePlace) -> None:
+def test_reply_in_one_piece_begins_again_with_what_is_stored(early_server: RunningServer, place: StorePlace) -> None:
     """A chat completion folds events as they come: also those that are not stored."""
+    server = early_server
     with other_server(place) as other:
         chat = start(server, "/chat/completions", messages=[{"role": "user", "content": "Talk"}], store=True)
         response_id = find_id(place)

@@ -20,7 +20,7 @@ MAX_CUTS = 1000 if FULL_COUNTS else 6
 
 def store_every_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes every turn one that another process can continue."""
-    monkeypatch.setattr(continuer, "can_continue", lambda *_: True)
+    monkeypatch.setattr(continuer, "can_continue", lambda _: True)
     create = continuer.TurnContinuer.__init__
 
     def create_knowing(self: continuer.TurnContinuer, *parts: Any) -> None:

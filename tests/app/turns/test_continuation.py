@@ -12,6 +12,8 @@ from antiphon.app.turn_types.event_log import EventLog
 from antiphon.app.turn_types.turn_prompt import TurnPrompt
 from antiphon.app.turns.continuation import stored_turn
 from antiphon.app.turns.continuation.replay import TurnRebuild, split_steps
+from antiphon.app.turns.media.resolver import NO_MEDIA
+from antiphon.app.turns.prompts.preparation import Choice
 from antiphon.app.turns.turn_factory import TurnFactory
 from antiphon.engine.protocol import Job, Sampling
 from antiphon.events.response import Response
@@ -44,8 +46,9 @@ async def run_recorded(case: Case, monkeypatch: pytest.MonkeyPatch) -> tuple[Eve
         turn.writer.keeps_journal = True
         response = msgspec.structs.replace(spec.base_response, background=True, store=True)
         replaced = msgspec.structs.replace(spec, base_response=response)
-        if stored_turn.can_continue(replaced, choice.prompt) and choice.prompt.summary is None and not spec.compact:
-            stored.append(stored_turn.encode_turn(spec, choice.prompt, turn._job, self.settings, b""))
+        if stored_turn.can_continue(replaced) and choice.prompt.summary is None and not spec.compact:
+            figures = stored_turn.StoredFigures()
+            stored.append(stored_turn.encode_turn(spec, choice, turn._job, self.settings, b"", figures))
         return turn
 
     monkeypatch.setattr(TurnFactory, "create_turn", create_recorded)
@@ -81,6 +84,11 @@ async def test_stored_tokens_give_the_stored_events(case: Case, monkeypatch: pyt
             assert rebuilt.job.generated == (tokens if count else None)
 
 
+def encode_first(spec: TurnSpec, prompt: TurnPrompt) -> bytes:
+    choice, job = Choice(spec, None, prompt, 0, NO_MEDIA, None), Job(id="j", tokens=(1, 2))
+    return stored_turn.encode_turn(spec, choice, job, OutputSettings(), b"", stored_turn.StoredFigures())
+
+
 @pytest.mark.parametrize("end", [{}, {"in_reasoning": True}, {"in_text": True}, {"in_wrapper": True}])
 def test_stored_turn_knows_where_its_prompt_ends(end: dict[str, bool]) -> None:
     prompt_input = PromptInput()
@@ -94,7 +102,7 @@ def test_stored_turn_knows_where_its_prompt_ends(end: dict[str, bool]) -> None:
     )
     response = Response(id="resp_x", created_at=0, model="x", status="queued")
     spec = TurnSpec(base_response=response, prompt_input=prompt_input, sampling=Sampling())
-    data = stored_turn.encode_turn(spec, prompt, Job(id="j", tokens=(1, 2)), OutputSettings(), b"")
+    data = encode_first(spec, prompt)
     assert stored_turn.decode_turn(data).prompt_end.build_prompt((1, 2)) == RenderedPrompt((1, 2), "", **end)  # type: ignore[arg-type] # as above
 
 
@@ -111,5 +119,5 @@ def test_stored_turn_keeps_the_denials_that_can_be_sent_again_if_it_fails() -> N
     response = Response(id="resp_x", created_at=0, model="x", status="queued")
     answers = (ApprovalAnswer("mcpr_1", "n" * 32),)
     spec = TurnSpec(base_response=response, prompt_input=prompt_input, sampling=Sampling(), answers=answers)
-    data = stored_turn.encode_turn(spec, prompt, Job(id="j", tokens=(1, 2)), OutputSettings(), b"")
+    data = encode_first(spec, prompt)
     assert stored_turn.decode_turn(data).answers == answers
