@@ -147,6 +147,7 @@ class EngineService:
     async def _generate(self, request: Any, api_key: ApiKey, context: grpc.aio.ServicerContext) -> None:
         self._received_at = time.time()
         model = self._model
+        await self._context.turn_manager.make_room(model.engine)
         self._context.capacity.check(model.engine)
         self._context.meter.count_request(api_key)
         with report_engine_errors():

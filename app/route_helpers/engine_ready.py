@@ -5,6 +5,7 @@ from typing import Any
 
 from antiphon.app.context import AnyRequest, ServerContext, request_models, server_context
 from antiphon.app.errors import report_engine_errors
+from antiphon.app.http.request_state import request_state
 from antiphon.app.models.status import blocked_reason, is_starting, known_info
 from antiphon.app.registry.model_registry import ModelRegistry, NamedModel, ServedModel
 from antiphon.app.route_helpers.http_replies import cancel_on_disconnect
@@ -20,7 +21,7 @@ async def wait_until_ready(request: AnyRequest, body: Mapping[str, Any]) -> None
     """
     models = request_models(request)
     model = models.get_model(body.get("model"))
-    if model is not None:
+    if model is not None and request_state(request.scope).turn_admission is None:  # a batch waits for its turn
         await server_context(request).turn_manager.make_room(model.engine)
     if model is not None and model.engine.unready_reason() is not None:
         await cancel_on_disconnect(request, wait_for_engine(models, body))

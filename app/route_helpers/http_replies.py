@@ -135,6 +135,7 @@ def count_readers(context: ServerContext, logs: Sequence[EventLog], *, knows_id:
     """
     for log in logs:
         log.readers += 1
+        log.was_read = True
         context.turn_manager.join_turn(log)
     try:
         yield

@@ -93,7 +93,7 @@ async def retrieve_response(request: AnyRequest, response_id: FromPath[str]) -> 
 async def delete_response(request: AnyRequest, response_id: FromPath[str]) -> Response[Any]:
     """Deletes a stored response. One that still runs in the background, or without a reader, is cancelled."""
     context, log = server_context(request), await _find_log(request, response_id)
-    if log.base_response.background or not log.readers:
+    if log.base_response.background or not context.turn_manager.is_read_here(log):
         context.turn_manager.cancel_turn(log.id)
     await context.store.delete_response(log.owner, log.id)
     forget_records(context, log.owner, [log.id])
@@ -108,9 +108,9 @@ async def cancel_response(request: AnyRequest, response_id: FromPath[str]) -> Re
     Raises `ApiError` 503 if it has not ended after `MAX_CANCEL_WAIT_S`.
     """
     log = await _find_log(request, response_id)
-    if not log.base_response.background and (log.ended or log.readers):
-        raise ApiError(400, None, "Cannot cancel a synchronous response.")
     context = server_context(request)
+    if not log.base_response.background and (log.ended or context.turn_manager.is_read_here(log)):
+        raise ApiError(400, None, "Cannot cancel a synchronous response.")
     if context.turn_manager.is_running(log):
         context.turn_manager.cancel_turn(log.id)
     elif not log.ended:

@@ -123,6 +123,7 @@ class ResponseStore:
         """Stores the further steps of a log that another process began."""
         self._logs.adopt(log)
         log.on_append = self._logs.note_output(self._write_entries)
+        log.was_read = True
         log.mark_kept(len(log.entries))
         log.withhold(len(log.entries))
 

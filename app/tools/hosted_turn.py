@@ -16,6 +16,8 @@ from antiphon.app.tools.runners import (
 )
 from antiphon.app.tools.stored_tools import StoredTools
 from antiphon.app.turn_types.tracing.turn_trace import TurnTrace
+from antiphon.events.hosted_inputs import InputCodeCall
+from antiphon.events.inputs import AnyInput
 from antiphon.state.segments import Call, HostedToolKind, McpResult
 
 
@@ -47,12 +49,15 @@ class HostedTurn:
         self.run_approvals: set[str] = set()
         """Ids of the requests for approval whose calls have begun to run."""
 
-    def resume(self, calls: Sequence[Call]) -> None:
-        """Continues after calls that another process has run."""
+    def resume(self, calls: Sequence[Call], items: Sequence[AnyInput]) -> None:
+        """Continues after calls that another process has run. `items`: the conversation before them."""
         self.run_approvals.update(filter(None, (call.approval_request_id for call in calls)))
+        kinds = [call.kind for call in calls]
         for kind, runner in self._runners.items():
-            if isinstance(runner, WebSearchRunner | SandboxedCodeRunner):
-                runner.resume(sum(call.kind == kind for call in calls))
+            if isinstance(runner, WebSearchRunner):
+                runner.resume(kinds.count(kind))
+            elif isinstance(runner, SandboxedCodeRunner):
+                runner.resume(has_run=kind in kinds or any(isinstance(item, InputCodeCall) for item in items))
 
     async def run_call(self, call: Call, arguments: str, shorten_output: ShortenOutput) -> FinishedCall:
         """Runs a call. A failure is an outcome, too: the model reads it, and the turn continues."""

@@ -190,9 +190,9 @@ class SandboxedCodeRunner:
         self._runner, self._owner, self._may_create = runner, owner, may_create
         self._note = ""
 
-    def resume(self, num_calls: int) -> None:
-        """Tells in the next output that the variables of calls in another process are gone."""
-        self._note = LOST_VARIABLES if num_calls else ""
+    def resume(self, *, has_run: bool) -> None:
+        """Tells in the next output that the variables of another process are gone, in which code has run."""
+        self._note = LOST_VARIABLES if has_run else ""
 
     async def run_call(self, call: Call, arguments: str, shorten_output: ShortenOutput) -> CallOutcome:
         """Returns what the code printed. `arguments` is the code."""

@@ -177,7 +177,7 @@ class ToolHost:
                     servers[label] = self._find_server(request)
                 else:
                     offers = await self._hosted.offer_tools([request], (), owner)
-                    runners |= {each.tools[0].kind: each.runner for each in offers}
+                    runners = {each.tools[0].kind: each.runner for each in offers} | runners  # of a kind, the first
             except ApiError as error:
                 if label:
                     refused[label] = error.message

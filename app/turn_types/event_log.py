@@ -84,6 +84,11 @@ def has_output(entries: Sequence[LogEntry]) -> bool:
 class EventLog:
     """The events of one response so far, and whether the log has ended."""
 
+    cancel_requested = False
+    """True if the cancellation was requested before this process has claimed the response."""
+    was_read = False
+    """True once a client has read the log here, or if another process began it."""
+
     def __init__(
         self,
         base_response: Response,

@@ -17,7 +17,6 @@ from antiphon.engine.media_messages import MediaSpan
 from antiphon.engine.protocol import Engine, EngineError, Job
 from antiphon.events.inputs import AnyInput
 from antiphon.events.response import ConversationRef, Response
-from antiphon.harmony.rendered_prompt import ImageSpan
 
 _logger = structlog.get_logger(__name__)
 
@@ -46,7 +45,7 @@ def build_job(
         deadline=_remaining_s(spec),
         prompt_logprobs=spec.details.prompt_logprobs,
         prefill_only=spec.prefill_only,
-        media=tuple(_media_span(span) for span in prompt.prompt.media),
+        media=_list_spans(prompt),
         texts=prompt.prompt.texts,
     )
 
@@ -64,8 +63,16 @@ def choose_seed(model: ServedModel, spec: TurnSpec, number: int) -> TurnSpec:
     return msgspec.structs.replace(spec, sampling=msgspec.structs.replace(spec.sampling, seed=seed))
 
 
-def _media_span(span: ImageSpan) -> MediaSpan:
-    return MediaSpan(key=span.key, offset=span.offset, length=span.length, rows=span.rows, grid=span.grid)
+def replace_prompt(job: Job, prompt: TurnPrompt) -> Job:
+    """Returns a job with the tokens and the images of another rendering of its prompt."""
+    return msgspec.structs.replace(job, tokens=prompt.prompt.tokens, media=_list_spans(prompt))
+
+
+def _list_spans(prompt: TurnPrompt) -> tuple[MediaSpan, ...]:
+    return tuple(
+        MediaSpan(key=span.key, offset=span.offset, length=span.length, rows=span.rows, grid=span.grid)
+        for span in prompt.prompt.media
+    )
 
 
 def build_summary_spec(spec: TurnSpec, model: ServedModel, prompt: TurnPrompt) -> TurnSpec:

@@ -15,7 +15,8 @@ _logger = structlog.get_logger(__name__)
 class LeftTurns:
     """The turns without a reader, in the order in which they lost it. Each ends as cancelled after `grace_s` seconds.
 
-    A turn that is not stored, or whose client does not know its id, ends at once. One in the background, one that
+    A turn that is not stored, or whose client does not know its id, ends at once, and so does one whose key limits the
+    number of responses at the same time: the next one needs its place. One in the background, one that
     another process began and one that is read at another server need no reader here.
     """
 
@@ -29,7 +30,9 @@ class LeftTurns:
         if log.base_response.background or turn.is_continued:
             return
         can_return = knows_id and log.base_response.store and not log.keeps_details  # a stored chat has no events
-        if not can_return or not self._grace_s:
+        key = turn.stats.key
+        holds_place = key.limits.max_concurrent is not None or key.owner_limits.max_concurrent is not None
+        if not can_return or holds_place or not self._grace_s:
             _end_turn(turn)
             return
         self._timers[turn] = asyncio.get_running_loop().call_later(self._grace_s, self._end_left, turn)
@@ -39,13 +42,19 @@ class LeftTurns:
         if (timer := self._timers.pop(turn, None)) is not None:
             timer.cancel()
 
-    def count(self, engine: Engine | None = None) -> int:
-        """Returns the number of these turns, of all engines or of one."""
-        return sum(engine is None or turn.engine is engine for turn in self._timers)
+    def count(self) -> int:
+        """Returns the number of these turns that end as soon as others need their slots."""
+        return sum(not turn.log.is_read_elsewhere for turn in self._timers)
 
-    async def make_room(self, engine: Engine, is_full: Callable[[], bool]) -> None:
-        """Ends turns of an engine until it is not full: the oldest of the owner with most of them first."""
-        while is_full() and (turns := [turn for turn in self._timers if turn.engine is engine]):
+    async def make_room(self, engine: Engine, count_missing: Callable[[], int]) -> None:
+        """Ends turns of an engine until no slot is missing: the oldest of the owner with most of them first.
+
+        If that would not be enough, it ends none.
+        """
+        while (missing := count_missing()) > 0:
+            turns = [turn for turn in self._timers if turn.engine is engine and not turn.log.is_read_elsewhere]
+            if len(turns) < missing:
+                return
             counts = Counter(turn.log.owner for turn in turns)
             turn = max(turns, key=lambda each: counts[each.log.owner])  # of equal ones, the first
             _logger.info("a response without a reader is cancelled: its engine is full", response=turn.log.id)

@@ -26,6 +26,7 @@ from antiphon.app.turns.capacity import TurnCapacity, TurnSlot
 from antiphon.app.turns.continuation.continuer import TurnContinuer
 from antiphon.app.turns.continuation.stored_turn import ContinuableTurn
 from antiphon.app.turns.core.dice import TurnDice
+from antiphon.app.turns.jobs import wait_for_engine
 from antiphon.app.turns.left_turns import LeftTurns
 from antiphon.app.turns.media.resolver import MediaResolver
 from antiphon.app.turns.prompts.preparation import TurnPreparer
@@ -126,7 +127,12 @@ class TurnManager:
         if spec.base_response.store:
             turn_groups.store_logs(self.store, spec, [turn.log for turn in turns])
         if spec.base_response.background or any(turn.log.continuation is not None for turn in turns):
-            await turn_groups.wait_stored(turns)
+            try:
+                await turn_groups.wait_stored(turns)
+            except asyncio.CancelledError:
+                for turn in turns:
+                    self._left.add(turn, knows_id=False)
+                raise
         return [turn.log for turn in turns]
 
     async def _prepare_turns(
@@ -142,9 +148,10 @@ class TurnManager:
         """Returns the turns of a request once they run, with its answers claimed: all or none. Raises `ApiError`."""
         spec, parsed = specs[0], time.monotonic()
         if spec.base_response.store:
-            await self.continuer.wait_started(background=bool(spec.base_response.background))
+            await self.continuer.wait_started(is_needed=bool(spec.base_response.background))
         num_turns = sum(each.n for each in specs)
-        await self.make_room(model.engine, num_turns)
+        if not origin.is_batch:
+            await self.make_room(model.engine, num_turns)
         slots = self._capacity.acquire(model.engine, num_turns, spec.priority)
         turns: list[Turn] = []
         try:
@@ -195,7 +202,12 @@ class TurnManager:
 
     async def make_room(self, engine: Engine, num_turns: int = 1) -> None:
         """Ends turns without a reader if an engine has no room for more turns: see `LeftTurns`."""
-        await self._left.make_room(engine, lambda: self._capacity.free_slots(engine) < num_turns)
+        await self._left.make_room(engine, lambda: num_turns - self._capacity.free_slots(engine))
+
+    def is_read_here(self, log: EventLog) -> bool:
+        """Tells whether the turn of this log runs for a reader here, and would end without it."""
+        turn = self._running.get(log.id)
+        return turn is not None and log.readers > 0 and not turn.is_continued
 
     def join_turn(self, log: EventLog) -> None:
         """Lets the turn of a log run to its end: it has a reader."""
@@ -262,6 +274,8 @@ class TurnManager:
         origin = TurnOrigin(api=figures.api, key=key)
         stats = create_stats(base, origin, TurnTimes(parsed=now), float(base.created_at))
         stats.counts_input, stats.counts_request = figures.counts_input, figures.counts_request
+        if stored.later is not None:  # its prompts depend on the model's properties, which a loading engine has not
+            await wait_for_engine(model.engine, log.id)
         rebuilt = await self._factory.rebuild_turn(model, stored, log)
         slot = await self._capacity.wait_slot(model.engine, stored.job.priority)
         self.store.adopt_log(log)
@@ -270,6 +284,8 @@ class TurnManager:
         turn.writer.release_answers = partial(AnswerClaim(self.store, owner).release_failed, log, stored.answers, tools)
         turn.stats.trace = self._tracing.begin(NO_ORIGIN, background=True)
         self._track_turn(model, turn, slot)
+        if log.cancel_requested:
+            turn.cancel_turn()
 
     def _on_turn_end(self, model: ServedModel, turn: Turn, slot: TurnSlot) -> None:
         slot.release()

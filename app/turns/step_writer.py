@@ -37,7 +37,8 @@ class StepWriter:
 
         A client that reads a response in the foreground learns of the shutdown, and can send its request again.
         """
-        is_awaited = self.log.readers > 0 and not self.log.base_response.background
+        log = self.log
+        is_awaited = not log.base_response.background and (log.readers > 0 or not log.was_read)
         return self.log.continuation is not None and not is_awaited
 
     def apply(self, step: StepInput) -> None:

@@ -1,5 +1,6 @@
 """Creates turns: their cores, jobs and logs, and what records and traces them."""
 
+import asyncio
 from collections.abc import Callable
 from functools import partial
 from secrets import token_bytes
@@ -33,6 +34,12 @@ from antiphon.app.turns.turn_descriptions import TurnTracing, create_record
 from antiphon.events.inputs import AnyInput
 from antiphon.harmony.rendered_prompt import RenderError
 from antiphon.state.drafts import OutputSettings
+
+MAX_REBUILDS = 10
+"""Attempts to rebuild a turn while the store or the preparation of images is busy."""
+REBUILD_DELAY_S = 1.0
+"""Pause between two of them."""
+_PASSING_STATUSES = (429, 503)
 
 
 class TurnFactory:
@@ -109,12 +116,17 @@ class TurnFactory:
 
     async def rebuild_turn(self, model: ServedModel, stored: ContinuableTurn, log: EventLog) -> TurnRebuild:
         """Returns a turn that another process began, at the end of its log. Raises `ReplayError` or `ValueError`."""
-        try:
-            rebuilt = await self._prepare_rebuild(model, stored, log)
-        except (ApiError, RenderError) as error:
-            raise ReplayError(f"its prompt cannot be rendered again: {error.message}") from error
-        await rebuilt.replay()
-        return rebuilt
+        for tries_left in reversed(range(MAX_REBUILDS)):
+            try:
+                rebuilt = await self._prepare_rebuild(model, stored, log)
+                await rebuilt.replay()
+            except (ApiError, RenderError) as error:
+                if not tries_left or not isinstance(error, ApiError) or error.status not in _PASSING_STATUSES:
+                    raise ReplayError(f"a prompt cannot be rendered again: {error.message}") from error
+                await asyncio.sleep(REBUILD_DELAY_S)
+            else:
+                return rebuilt
+        raise AssertionError
 
     async def _prepare_rebuild(self, model: ServedModel, stored: ContinuableTurn, log: EventLog) -> TurnRebuild:
         head, later, job, owner = stored.head, stored.later, stored.job, log.owner

@@ -68,6 +68,7 @@ class ClaimedResponses:
         elif found[1] == self._name:  # else this process has paused, and another one has claimed the response
             log = found[0]
             log.continuation = claimed.continuation
+            log.cancel_requested = await asyncio.to_thread(self._reader.events.is_cancel_requested, claimed.id)
             self.on_claimed(log)
 
     async def _end(self, claimed: ClaimedResponse) -> None:

@@ -49,6 +49,12 @@ class EventTables:
         """Tells the writer of a response that it is read here."""
         self._connection.execute(MARK_WANTED, (response_id,))
 
+    def is_cancel_requested(self, response_id: str) -> bool:
+        """Tells whether the cancellation of a response was requested."""
+        query = "SELECT cancel_requested FROM responses WHERE id = ?"
+        row = self._connection.execute(query, (response_id,)).fetchone()
+        return bool(row and row[0])
+
     def load_news(self, response_id: str, start: int) -> StoredNews:
         """Returns the events of a response from sequence number `start` on, and whether there can be more."""
         query = "SELECT writer FROM responses WHERE id = ?"

@@ -191,7 +191,7 @@ class TrackedLogs:
             if is_terminal(entries):
                 if log.stats is not None:
                     log.stats.times.durable = time.monotonic()
-                log.pack_record = None
+                log.pack_record = log.continuation = None
                 self._persisted.discard(log.id)
                 self._repairing.discard(log.id)
                 if (self.live.pop(key, None) or self._failed.pop(key, None)) is not None:

@@ -22,6 +22,8 @@ _logger = structlog.get_logger(__name__)
 
 MAX_DIGEST_WAIT_S = 30.0
 """Time for which a background request waits, after the start, until the files of the models are read."""
+FOREGROUND_DIGEST_WAIT_S = 2.0
+"""The same for a stored request in the foreground, which then cannot continue elsewhere."""
 DIGEST_OVERDUE = (
     "The server still reads the files of its models, by which it tells whether another server can go on with a "
     "background response. Retry later, or send the request without 'background'."
@@ -68,14 +70,15 @@ class TurnContinuer:
             _logger.exception("the models' files cannot be read, so that no response can go on after a restart")
         self._store.continue_turns(self._digests, continue_within_s, self._on_claimed)
 
-    async def wait_started(self, *, background: bool = True) -> None:
-        """Waits until it is known which turns can continue, `MAX_DIGEST_WAIT_S` at most.
+    async def wait_started(self, *, is_needed: bool = True) -> None:
+        """Waits until it is known which turns can continue. Raises `ApiError` 503 after `MAX_DIGEST_WAIT_S`.
 
-        Then a background turn is refused: raises `ApiError` 503. Another one ends with this process.
+        A turn for which it `is_needed` not waits for a short time, and else ends with this process.
         """
         if self._started is not None:  # a shutdown cancels it: then none can
-            done, _ = await asyncio.wait({self._started}, timeout=MAX_DIGEST_WAIT_S)
-            if not done and background:
+            timeout = MAX_DIGEST_WAIT_S if is_needed else FOREGROUND_DIGEST_WAIT_S
+            done, _ = await asyncio.wait({self._started}, timeout=timeout)
+            if not done and is_needed:
                 raise ApiError(503, "engine_unavailable", DIGEST_OVERDUE, headers=(("retry-after", "1"),))
 
     def store_turn(self, model: ServedModel, spec: TurnSpec, encode: Callable[[], bytes]) -> Continuation | None:

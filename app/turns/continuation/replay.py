@@ -11,20 +11,19 @@ from itertools import islice
 
 import msgspec
 
-from antiphon.app.errors import ApiError
 from antiphon.app.turn_types.event_log import EventLog, LogEntry
 from antiphon.app.turn_types.turn_prompt import TurnPrompt
 from antiphon.app.turns.compaction import CompactionJob
 from antiphon.app.turns.continuation.journal import RoundMark, SummaryMark, decode_inputs
 from antiphon.app.turns.core.inputs import ResultInput, RoundInput, StepInput, SummaryInput
 from antiphon.app.turns.core.turn_core import TurnCore
+from antiphon.app.turns.jobs import replace_prompt
 from antiphon.app.turns.media.resolver import NO_MEDIA, TurnMedia
 from antiphon.app.turns.prompts.spoken_items import list_items
 from antiphon.app.turns.rounds import RoundPlanner
 from antiphon.engine.protocol import Job
 from antiphon.events import sse
 from antiphon.events.base import Event
-from antiphon.harmony.rendered_prompt import RenderError
 from antiphon.state.segments import McpResult
 from antiphon.state.table import IllegalInput
 
@@ -101,7 +100,10 @@ class TurnRebuild:
         self._job, self._compaction = job, compaction
 
     async def replay(self) -> None:
-        """Repeats the log, in a thread where no prompt is rendered: it may be long. Raises `ReplayError`."""
+        """Repeats the log, in a thread where no prompt is rendered: it may be long.
+
+        Raises `ReplayError`, and `ApiError` or `RenderError` if a later prompt cannot be rendered again.
+        """
         replay = self._apply_steps()
         unfinished = await asyncio.to_thread(next, replay, None)
         while unfinished is not None:
@@ -111,8 +113,9 @@ class TurnRebuild:
             raise ReplayError("the stored inputs end the turn, and the stored events do not")
         if self.rounds is not None:
             figures = self.core.figures
-            calls = [call.call for each in (*figures.done_rounds, figures.round) for call in each.calls]
-            self.rounds.tools.resume(calls if self.core.calls.due is None else [*calls, self.core.calls.due.call])
+            rounds = (*figures.done_rounds, figures.round)
+            calls = [call.call for each in rounds for call in each.calls]
+            self.rounds.tools.resume(calls, rounds[0].prompt.prompt_input.items)
 
     @property
     def job(self) -> Job:
@@ -146,15 +149,12 @@ class TurnRebuild:
 
     async def _complete_input(self, step: Unfinished) -> StepInput:
         """Returns an input with its prompt, which is rendered as in the other process and has the tokens of there."""
-        try:
-            if isinstance(step, SummaryMark):
-                return await self._complete_summary(step)
-            if isinstance(step, RoundMark):
-                return await self._complete_round(step)
-            if self.rounds is not None and isinstance(step.result, McpResult):
-                await self.rounds.restore_images(step.output)
-        except (ApiError, RenderError) as error:
-            raise ReplayError(f"a later prompt cannot be rendered again: {error.message}") from error
+        if isinstance(step, SummaryMark):
+            return await self._complete_summary(step)
+        if isinstance(step, RoundMark):
+            return await self._complete_round(step)
+        if self.rounds is not None and isinstance(step.result, McpResult):
+            await self.rounds.restore_images(step.output)
         return step
 
     async def _complete_summary(self, mark: SummaryMark) -> SummaryInput:
@@ -166,16 +166,16 @@ class TurnRebuild:
         if compacted.prompt is None or compacted.job is None:
             return SummaryInput(mark.content)
         prompt = compacted.prompt.replace_tokens(mark.tokens)
-        self._job = msgspec.structs.replace(compacted.job, tokens=mark.tokens)
+        self._job = replace_prompt(compacted.job, prompt)
         return SummaryInput(mark.content, prompt)
 
     async def _complete_round(self, mark: RoundMark) -> RoundInput:
         following = None if self.rounds is None else await self.rounds.plan_next(self.core)
         if following is None:
             raise ReplayError("the stored turn has another round than is possible here")
-        tokens = mark.read_prompt(self.core.figures.round)
-        self._job = msgspec.structs.replace(following.job, tokens=tokens)
-        return RoundInput(following.prompt.replace_tokens(tokens))
+        prompt = following.prompt.replace_tokens(mark.read_prompt(self.core.figures.round))
+        self._job = replace_prompt(following.job, prompt)
+        return RoundInput(prompt)
 
 
 def _send(replay: Generator[Unfinished, StepInput, None], step: StepInput) -> Unfinished | None:

@@ -13,6 +13,7 @@ from antiphon.app.errors import ApiError
 from antiphon.app.media.media_fault import MediaFault
 from antiphon.app.media.media_preparer import MediaPreparer
 from antiphon.app.registry.model_registry import ServedModel
+from antiphon.app.requests.media.errors import media_busy
 from antiphon.app.requests.turn_spec import TurnSpec
 from antiphon.app.store.store import ResponseStore
 from antiphon.app.tools.outcome import ResultImage
@@ -92,17 +93,21 @@ class ResultImages:
         return prepared.rows
 
     async def restore(self, output: str) -> None:
-        """Prepares the stored pictures of a result that another process has taken. Others stay placeholders."""
+        """Prepares the stored pictures of a result that another process has taken. Others stay placeholders.
+
+        Raises `ApiError` 503 while the server is busy with other images.
+        """
         parts = split_output(output)
         for url in (
             [part.image_url for part in parts if isinstance(part, InputImage)] if isinstance(parts, tuple) else ()
         ):
-            self._num_images += 1
             key = url or "", None
-            if key in self.shown:
-                continue
-            if not isinstance(prepared := await self._prepare(key), str):
+            prepared = self.shown.get(key) or await self._prepare(key)
+            if prepared == BUSY_REASON:
+                raise media_busy()
+            if not isinstance(prepared, str):
                 self.shown[key] = prepared
+            self._num_images += 1
 
     async def _prepare(self, key: ImageKey, image: ResultImage | None = None) -> PromptImage | str:
         reading = MediaReading((), self._owner, self._store, "")

@@ -154,6 +154,8 @@ class PromptRenderer:
     ) -> TurnPrompt:
         rendered = self.prompt_token_cache.render(model.format, owner, spec.prompt_input, now)
         prompt = rendered.replace_tokens(tokens)
+        if spec.max_prompt_tokens is not None:  # it has lost its beginning: see `_keep_last_tokens`
+            prompt = msgspec.structs.replace(prompt, rendered_tokens=(), start=None)
         if not summary_tokens:
             return prompt
         summary = self._render_summary(model, prompt)

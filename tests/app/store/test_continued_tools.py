@@ -11,6 +11,8 @@ import pytest
 
 from antiphon.app.context import ServerContext
 from antiphon.app.turns.due_calls import UNKNOWN_OUTCOME
+from antiphon.engine.protocol import EngineError, EngineInfo
+from antiphon.engine.scripted.engine import ScriptedEngine
 from tests.app.store.continued_turns import read_end, run_context, start_turn, wait_for_entries
 from tests.app.store.store_helpers import StorePlace
 from tests.app.tools.counting_servers import LABEL, CountingServers, CountingTool, build_script, serve_counter
@@ -80,6 +82,48 @@ async def test_call_that_ran_is_not_run_again(place: StorePlace) -> None:
     )
     assert call["error"]["content"] == [{"type": "text", "text": UNKNOWN_OUTCOME}]
     assert tool.counts.begun == {"slow": 1}
+
+
+async def test_cancelled_response_makes_no_further_call(place: StorePlace) -> None:
+    async with serve_counter() as tool:
+        async with run_context(place, **make_settings(tool)) as first:
+            log = await start_turn(first, input="Count twice.", tools=TOOLS)
+            await wait_for_type(first, log.id, "response.mcp_list_tools.completed")
+        place.read_rows(f"UPDATE responses SET cancel_requested = 1 WHERE id = '{log.id}'")
+        async with run_context(place, **make_settings(tool)) as second:
+            events = await read_end(second, log.id)
+    assert check_stream(events)["status"] == "cancelled" and not tool.counts.begun
+
+
+class LoadingEngine(ScriptedEngine):
+    """An engine that knows nothing of its model until it is loaded."""
+
+    loaded: asyncio.Event
+
+    @property
+    def info(self) -> EngineInfo:  # type: ignore[override] # an attribute there
+        if not self.loaded.is_set():
+            raise EngineError("engine_unavailable", "it loads", retryable=True)
+        info: EngineInfo = self.__dict__["info"]
+        return info
+
+    async def wait_ready(self) -> None:
+        await self.loaded.wait()
+
+
+async def test_response_continues_at_a_server_that_still_loads_its_model(place: StorePlace) -> None:
+    async with serve_counter() as tool:
+        async with run_context(place, **make_settings(tool)) as first:
+            log = await start_turn(first, input="Count twice.", tools=TOOLS)
+            await wait_for_type(first, log.id, "response.output_text.delta")
+        settings = make_settings(tool)
+        engine: Any = settings["registry"].served[0].engine
+        engine.__class__, engine.loaded = LoadingEngine, asyncio.Event()
+        async with run_context(place, **settings) as second:
+            await asyncio.sleep(0.5)
+            engine.loaded.set()
+            response = check_stream(await read_end(second, log.id))
+    assert response["status"] == "completed"
 
 
 async def test_credentials_of_a_client_are_not_stored_and_their_calls_fail(place: StorePlace) -> None:

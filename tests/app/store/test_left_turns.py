@@ -1,5 +1,6 @@
 """Stored streams whose client disconnects: the response runs on for a time, in which the client can read on."""
 
+import asyncio
 import json
 import time
 from collections.abc import Iterator
@@ -8,6 +9,8 @@ from typing import Any
 import httpx
 import pytest
 
+from antiphon.app.options.api_keys import ApiKey, KeyLimits, key_digest
+from antiphon.app.turns import turn_groups
 from tests.app.store.store_helpers import StorePlace
 from tests.invariants import check_stream
 from tests.progress import HANG_TIMEOUT_S, wait_with_progress
@@ -95,6 +98,18 @@ def test_response_whose_client_does_not_know_its_id_is_cancelled(server: Running
     wait_with_progress(lambda: not server.context.turn_manager.num_running, "the turn ends")
 
 
+def test_client_that_leaves_before_the_first_commit_leaves_no_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def never_commit(_: object) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(turn_groups, "wait_stored", never_commit)
+    body = {"model": "scripted", "input": "Wait", "stream": True}
+    with serve(SCRIPT, file_store=True, disconnect_grace=LONG_S) as server:
+        with pytest.raises(httpx.ReadTimeout):
+            httpx.post(f"{server.url}/responses", json=body, timeout=0.5)
+        wait_with_progress(lambda: not server.context.turn_manager.num_running, "the turn ends")
+
+
 @pytest.mark.parametrize("method", ["POST", "DELETE"])
 def test_client_ends_a_response_that_it_has_left(server: RunningServer, method: str) -> None:
     response_id = begin_and_leave(server, "Wait", 4)[0]["response"]["id"]
@@ -124,6 +139,20 @@ def test_full_engine_ends_the_time_early() -> None:
         reply = httpx.post(f"{server.url}/responses", json=body, timeout=HANG_TIMEOUT_S)
         assert (reply.status_code, reply.json().get("status")) == (200, "completed"), reply.text
         assert get_response(server, left_id).json()["status"] == "cancelled"
+
+
+def test_response_of_a_key_with_few_places_is_cancelled_at_once() -> None:
+    key = ApiKey(digest=key_digest("sk-one"), owner="me", limits=KeyLimits(max_concurrent=1))
+    headers = {"authorization": "Bearer sk-one"}
+    with serve(SCRIPT, api_keys=(key,), disconnect_grace=LONG_S) as server:
+        body = {"model": "scripted", "input": "Wait", "stream": True}
+        url = f"{server.url}/responses"
+        with httpx.stream("POST", url, json=body, headers=headers, timeout=HANG_TIMEOUT_S) as reply:
+            lines = reply.iter_lines()
+            assert next(line for line in lines if "response.output_text.delta" in line)
+        wait_with_progress(lambda: not server.context.turn_manager.num_running, "the turn ends")
+        body = {"model": "scripted", "input": "Hi"}
+        assert httpx.post(url, json=body, headers=headers, timeout=HANG_TIMEOUT_S).status_code == 200
 
 
 def test_reader_at_another_server_keeps_the_response(place: StorePlace) -> None:

@@ -11,7 +11,14 @@ from antiphon.app.tools.runners import LOST_VARIABLES
 from antiphon.app.turns.due_calls import UNKNOWN_OUTCOME
 from tests.app.tools.test_tool_search import CALL_WEATHER, FIND_WEATHER, HAS_FOUND, MCP, TOOLS
 from tests.app.tools.tool_turns import ToolTurns, write_call
-from tests.app.turns.continued_logs import choose_cuts, continue_log, drop_cached, store_every_turn, truncate_log
+from tests.app.turns.continued_logs import (
+    STORED,
+    choose_cuts,
+    continue_log,
+    drop_cached,
+    store_every_turn,
+    truncate_log,
+)
 from tests.invariants import check_stream
 
 UNKNOWN = {"its outcome is unknown": ["I do not know."]}
@@ -69,12 +76,12 @@ async def test_turn_continues_after_every_step(name: str, monkeypatch: pytest.Mo
     turns = ToolTurns(UNKNOWN | replies, monkeypatch, **options)
     events = await turns.run_turn(tools=tools, **fields)
     (log,) = turns.manager.store._logs.values()  # type: ignore[attr-defined]  # a store of the tests
-    assert log.continuation is not None and events[-1]["response"]["status"] == "completed"
+    assert events[-1]["response"]["status"] == "completed"
     num_unknown = 0
     for cut in choose_cuts(log):
         other = ToolTurns(UNKNOWN | replies, monkeypatch, **options)
         model = other.registry.served[0]
-        continued = await continue_log(other.manager, model, truncate_log(log, cut), log.continuation.data)
+        continued = await continue_log(other.manager, model, truncate_log(log, cut), STORED[log.id])
         assert continued[:cut] == events[:cut]
         response = check_stream(continued)
         await other.manager.drain(0)
@@ -102,9 +109,7 @@ async def test_continued_code_says_that_its_variables_are_gone(monkeypatch: pyte
     types = [event["type"] for event in events]
     cut = types.index("response.code_interpreter_call.completed") + 2
     other = ToolTurns(replies, monkeypatch, hosted_tools=("code_interpreter=monty",))
-    continued = await continue_log(
-        other.manager, other.registry.served[0], truncate_log(log, cut), log.continuation.data
-    )
+    continued = await continue_log(other.manager, other.registry.served[0], truncate_log(log, cut), STORED[log.id])
     calls = [item for item in continued[-1]["response"]["output"] if item["type"] == "code_interpreter_call"]
     assert [call["outputs"][0]["logs"] for call in calls] == ["42\n", f"{LOST_VARIABLES}2\n"]
     await turns.manager.drain(0)
@@ -120,9 +125,7 @@ async def test_continued_searches_count_the_earlier_ones(monkeypatch: pytest.Mon
     (log,) = turns.manager.store._logs.values()  # type: ignore[attr-defined]  # a store of the tests
     cut = [event["type"] for event in events].index("response.web_search_call.completed") + 2
     other = ToolTurns(replies, monkeypatch, **options)
-    continued = await continue_log(
-        other.manager, other.registry.served[0], truncate_log(log, cut), log.continuation.data
-    )
+    continued = await continue_log(other.manager, other.registry.served[0], truncate_log(log, cut), STORED[log.id])
     assert drop_cached(continued[-1]["response"]) == drop_cached(events[-1]["response"])
     assert not other.servers.calls
 
@@ -134,6 +137,29 @@ async def test_calls_of_what_is_not_served_any_more_fail(monkeypatch: pytest.Mon
     await turns.run_turn(tools=[{"type": "web_search"}])
     (log,) = turns.manager.store._logs.values()  # type: ignore[attr-defined]  # a store of the tests
     other = ToolTurns(replies, monkeypatch)
-    continued = await continue_log(other.manager, other.registry.served[0], truncate_log(log, 2), log.continuation.data)
+    continued = await continue_log(other.manager, other.registry.served[0], truncate_log(log, 2), STORED[log.id])
     search, message = check_stream(continued)["output"]
     assert search["status"] == "failed" and json.dumps(message).count("A pity.") == 1
+
+
+async def test_container_of_an_earlier_response_is_gone_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    earlier = {
+        "type": "code_interpreter_call",
+        "id": "ci_1",
+        "container_id": "cntr_gone",
+        "code": "x = 1",
+        "outputs": None,
+        "status": "completed",
+    }
+    replies = {"42": ["It is."], "": [write_call("code_interpreter", code="print(6 * 7)")]}
+    tools = [{"type": "code_interpreter", "container": {"type": "auto"}}]
+    turns = ToolTurns(replies, monkeypatch, hosted_tools=("code_interpreter=monty",))
+    sent: list[Any] = [{"role": "user", "content": "Hi"}, earlier, {"role": "user", "content": "And?"}]
+    await turns.run_turn(tools=tools, input=sent)
+    (log,) = turns.manager.store._logs.values()  # type: ignore[attr-defined]  # a store of the tests
+    other = ToolTurns(replies, monkeypatch, hosted_tools=("code_interpreter=monty",))
+    continued = await continue_log(other.manager, other.registry.served[0], truncate_log(log, 2), STORED[log.id])
+    call = continued[-1]["response"]["output"][0]
+    assert call["outputs"][0]["logs"] == f"{LOST_VARIABLES}42\n"
+    await turns.manager.drain(0)
+    await other.manager.drain(0)

@@ -16,6 +16,8 @@ from tests.counts import FULL_COUNTS
 from tests.numbered_dice import repeat_dice
 
 MAX_CUTS = 1000 if FULL_COUNTS else 6
+STORED: dict[str, bytes] = {}
+"""The latest turn of each id as it was stored. A log forgets its own when it has ended."""
 
 
 def store_every_turn(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -27,7 +29,16 @@ def store_every_turn(monkeypatch: pytest.MonkeyPatch) -> None:
         create(self, *parts)
         self._digests = {"scripted": "digest"}
 
+    store = continuer.TurnContinuer.store_turn
+
+    def store_known(self: continuer.TurnContinuer, model: Any, spec: Any, encode: Any) -> Any:
+        continuation = store(self, model, spec, encode)
+        assert continuation is not None
+        STORED[spec.base_response.id] = continuation.data
+        return continuation
+
     monkeypatch.setattr(continuer.TurnContinuer, "__init__", create_knowing)
+    monkeypatch.setattr(continuer.TurnContinuer, "store_turn", store_known)
 
 
 def truncate_log(log: EventLog, num_entries: int) -> EventLog:

@@ -7,7 +7,14 @@ from typing import Any
 import pytest
 
 from antiphon.app.turns.due_calls import UNKNOWN_OUTCOME
-from tests.app.turns.continued_logs import choose_cuts, continue_log, drop_cached, store_every_turn, truncate_log
+from tests.app.turns.continued_logs import (
+    STORED,
+    choose_cuts,
+    continue_log,
+    drop_cached,
+    store_every_turn,
+    truncate_log,
+)
 from tests.invariants import check_stream
 from tests.snapshots import run_case
 from tests.snapshots.builtin_cases import BUILTIN_CASES
@@ -41,7 +48,6 @@ async def test_tool_turn_continues_after_every_step(case: ToolCase) -> None:
     log = first.run.log
     if first.error is not None or log is None:
         return
-    assert log.continuation is not None
     events = [json.loads(entry.data) for entry in log.entries]
     for cut in choose_cuts(log):
         async with open_run(case) as second:
@@ -53,7 +59,7 @@ async def test_tool_turn_continues_after_every_step(case: ToolCase) -> None:
                 ]
                 used = sum(e["item"]["name"] == name and e["item"]["status"] in ("completed", "failed") for e in done)
                 del answers[: min(used, len(answers) - 1)]
-            continued = await continue_log(second.manager, second.model, truncate_log(log, cut), log.continuation.data)
+            continued = await continue_log(second.manager, second.model, truncate_log(log, cut), STORED[log.id])
             assert continued[:cut] == events[:cut]
             response = check_stream(continued)
             if is_called(events[:cut]) and case.name != "tool_that_is_not_there":  # its calls are never made
@@ -75,11 +81,11 @@ async def test_tool_turn_continues_after_every_step(case: ToolCase) -> None:
 async def test_compacted_turn_continues_after_every_step(case: Case) -> None:
     first = await run_case.read_responses(case)
     log = first.log
-    assert log is not None and log.continuation is not None
+    assert log is not None
     events = [json.loads(entry.data) for entry in log.entries]
     for cut in choose_cuts(log):
         registry = run_case.make_single_case_registry(case)
         manager = run_case.make_turn_manager(sealer=run_case.PlainSealer())
-        continued = await continue_log(manager, registry.served[0], truncate_log(log, cut), log.continuation.data)
+        continued = await continue_log(manager, registry.served[0], truncate_log(log, cut), STORED[log.id])
         assert continued[:cut] == events[:cut]
         assert drop_cached(check_stream(continued)) == drop_cached(events[-1]["response"]), f"cut after {cut} events"
