@@ -19,21 +19,29 @@ async def wait_until_ready(request: AnyRequest, body: Mapping[str, Any]) -> None
     load, so that its client sees a stream meanwhile. Returns immediately for an unknown model: the parser reports it.
     If the client disconnects, the wait is cancelled.
     """
-    models = request_models(request)
+    context, models = server_context(request), request_models(request)
     model = models.get_model(body.get("model"))
-    if model is not None and request_state(request.scope).turn_admission is None:  # a batch waits for its turn
-        await server_context(request).turn_manager.make_room(model.engine)
+    is_batch = request_state(request.scope).turn_admission is not None
+    waiting = wait_for_engine(context, models, body, is_batch=is_batch)
     if model is not None and model.engine.unready_reason() is not None:
-        await cancel_on_disconnect(request, wait_for_engine(models, body))
+        await cancel_on_disconnect(request, waiting)
     else:
-        await wait_for_engine(models, body)
+        await waiting
 
 
-async def wait_for_engine(models: ModelRegistry, body: Mapping[str, Any]) -> None:
-    """Does the same as `wait_until_ready`, but does not notice when the client disconnects."""
+async def wait_for_engine(
+    context: ServerContext, models: ModelRegistry, body: Mapping[str, Any], *, is_batch: bool = False
+) -> None:
+    """Does the same as `wait_until_ready`, but does not notice when the client disconnects.
+
+    Turns that have lost their readers make room, except for the line of a batch, which waits.
+    """
     model = models.get_model(body.get("model"))
-    if model is not None:
-        await _wait_ready(model)
+    if model is None:
+        return
+    if not is_batch:
+        await context.turn_manager.make_room(model.engine)
+    await _wait_ready(model)
 
 
 async def wait_until_known(request: AnyRequest, model: NamedModel | None) -> None:

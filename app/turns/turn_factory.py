@@ -5,7 +5,7 @@ from collections.abc import Callable
 from functools import partial
 from secrets import token_bytes
 
-from msgspec import structs
+from msgspec import MsgspecError, structs
 
 from antiphon.app.errors import ApiError
 from antiphon.app.inspection.recorder import TurnRecorder
@@ -116,17 +116,20 @@ class TurnFactory:
 
     async def rebuild_turn(self, model: ServedModel, stored: ContinuableTurn, log: EventLog) -> TurnRebuild:
         """Returns a turn that another process began, at the end of its log. Raises `ReplayError` or `ValueError`."""
-        for tries_left in reversed(range(MAX_REBUILDS)):
+        tries_left = MAX_REBUILDS
+        while True:
             try:
                 rebuilt = await self._prepare_rebuild(model, stored, log)
                 await rebuilt.replay()
+            except MsgspecError as error:
+                raise ReplayError(f"the stored turn is unreadable: {error}") from error
             except (ApiError, RenderError) as error:
+                tries_left -= 1
                 if not tries_left or not isinstance(error, ApiError) or error.status not in _PASSING_STATUSES:
                     raise ReplayError(f"a prompt cannot be rendered again: {error.message}") from error
                 await asyncio.sleep(REBUILD_DELAY_S)
             else:
                 return rebuilt
-        raise AssertionError
 
     async def _prepare_rebuild(self, model: ServedModel, stored: ContinuableTurn, log: EventLog) -> TurnRebuild:
         head, later, job, owner = stored.head, stored.later, stored.job, log.owner

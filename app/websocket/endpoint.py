@@ -187,9 +187,7 @@ class _Connection:
         previous = turn.previous or self._lanes.find_response(frame.body.get("previous_response_id"))
         steers = turn.steers or lane.held_steers.get(frame.body.get("previous_response_id"))
         body = _add_steers(frame.body, steers)
-        if (model := models.get_model(body.get("model"))) is not None:
-            await context.turn_manager.make_room(model.engine)
-        await wait_for_engine(models, body)
+        await wait_for_engine(context, models, body)
 
         def read(stored: StoredHistory) -> ParsedRequest[ResponsesForm]:
             history = LaneHistory(stored, previous or lane.latest)

@@ -107,21 +107,17 @@ class ContinuableTurn(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """See `EventLog`."""
 
     def restore_spec(self, base_response: Response) -> TurnSpec:
-        """Returns the turn to run. Its conversation is there if a later prompt needs it. Raises `ValueError`."""
-        head, later, job, rules = self.head, self.later, self.job, self.head.rules
-        prompt_input = head.restore_input()
+        """Returns what prompts and jobs of the rest depend on. The core has the rules of its output: see `TurnHead`.
+
+        Raises `MsgspecError`.
+        """
+        later, job, rules = self.later, self.job, self.head.rules
         spec = TurnSpec(
             base_response=base_response,
-            prompt_input=prompt_input if later is None else later.restore_input(prompt_input),
+            prompt_input=self.head.restore_input(),
             sampling=job.sampling,
-            stop_strings=rules.stop_strings,
-            single_call=rules.single_call,
-            max_tool_calls=rules.max_tool_calls,
-            answers=self.answers,
-            encrypt_reasoning=rules.encrypt_reasoning,
             compact=rules.ends_compacted,
             prefill_only=rules.prefill_only,
-            logprobs=rules.logprobs,
             details=rules.details,
             cache_salt=job.cache_salt,
             priority=job.priority,
@@ -130,6 +126,7 @@ class ContinuableTurn(Struct, frozen=True, kw_only=True, omit_defaults=True):
             return spec
         return structs.replace(
             spec,
+            prompt_input=later.restore_input(spec.prompt_input),
             prompt_param=later.prompt_param,
             truncate=later.truncate,
             max_prompt_tokens=later.max_prompt_tokens,

@@ -94,7 +94,19 @@ class PromptRenderer:
 
         `tokens` are those that the model read there; `summary_tokens` those of the summary that is generated first.
         """
-        restore = partial(self._restore_prompt, model, spec, owner, now, tokens, summary_tokens)
+
+        def restore() -> TurnPrompt:
+            rendered = self.prompt_token_cache.render(model.format, owner, spec.prompt_input, now)
+            prompt = rendered.replace_tokens(tokens)
+            if spec.max_prompt_tokens is not None:  # it has lost its beginning: see `_keep_last_tokens`
+                prompt = msgspec.structs.replace(prompt, rendered_tokens=(), start=None)
+            if not summary_tokens:
+                return prompt
+            summary = self._render_summary(model, prompt)
+            if summary is None:
+                raise RenderError("The context has no room for a summary.")
+            return msgspec.structs.replace(prompt, summary=summary.replace_tokens(summary_tokens))
+
         return await self._run_in_thread(restore, spec)
 
     async def render_compacted(
@@ -142,26 +154,6 @@ class PromptRenderer:
         if spec.compact_threshold is not None and prompt.prompt.num_tokens > spec.compact_threshold:
             return msgspec.structs.replace(prompt, summary=self._render_summary(model, prompt))
         return prompt
-
-    def _restore_prompt(
-        self,
-        model: ServedModel,
-        spec: TurnSpec,
-        owner: str,
-        now: datetime,
-        tokens: tuple[int, ...],
-        summary_tokens: tuple[int, ...],
-    ) -> TurnPrompt:
-        rendered = self.prompt_token_cache.render(model.format, owner, spec.prompt_input, now)
-        prompt = rendered.replace_tokens(tokens)
-        if spec.max_prompt_tokens is not None:  # it has lost its beginning: see `_keep_last_tokens`
-            prompt = msgspec.structs.replace(prompt, rendered_tokens=(), start=None)
-        if not summary_tokens:
-            return prompt
-        summary = self._render_summary(model, prompt)
-        if summary is None:
-            raise RenderError("The context has no room for a summary.")
-        return msgspec.structs.replace(prompt, summary=summary.replace_tokens(summary_tokens))
 
     def _render_summary(self, model: ServedModel, prompt: TurnPrompt) -> TurnPrompt | None:
         """Returns the prompt of a summary; None if the context has no room for it."""

@@ -4,8 +4,11 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import pytest
 
+from antiphon.app.turns.continuation.replay import ReplayError
+from antiphon.app.turns.continuation.stored_turn import decode_turn
 from antiphon.app.turns.due_calls import UNKNOWN_OUTCOME
 from tests.app.turns.continued_logs import (
     STORED,
@@ -89,3 +92,17 @@ async def test_compacted_turn_continues_after_every_step(case: Case) -> None:
         continued = await continue_log(manager, registry.served[0], truncate_log(log, cut), STORED[log.id])
         assert continued[:cut] == events[:cut]
         assert drop_cached(check_stream(continued)) == drop_cached(events[-1]["response"]), f"cut after {cut} events"
+
+
+async def test_damaged_conversation_is_told() -> None:
+    case = next(case for case in UNDISTURBED if case.name == "one_call")
+    log = (await run_tool_case(case)).run.log
+    assert log is not None
+    stored = decode_turn(STORED[log.id])
+    assert stored.later is not None
+    later = msgspec.structs.replace(stored.later, conversation_json=b"{")
+    async with open_run(case) as second:
+        with pytest.raises(ReplayError, match="the stored turn is unreadable"):
+            await second.manager._factory.rebuild_turn(
+                second.model, msgspec.structs.replace(stored, later=later), truncate_log(log, 2)
+            )
